@@ -1,0 +1,1 @@
+"""shardlab: distributed training by configuration. ARCHITECTURE.md is the map."""

@@ -1,0 +1,28 @@
+"""What a user can be told: a refusal before the start, a failure after it."""
+
+
+class Refused(ValueError):
+    """The experiment can't start as configured. Exit code 2.
+
+    problems: one line each, of the form "choice, reason, remedy".
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class Failed(RuntimeError):
+    """The experiment started and failed; the message names rank, error and log. Exit code 1."""
+
+
+class Interrupted(BaseException):
+    """A signal asked to stop. Exit code 128 + signal. Not an Exception: nothing may swallow it."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by signal {signal_number}")
+        self.signal_number = signal_number
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal_number

@@ -1,0 +1,152 @@
+"""One rank: build everything from the plain configuration, hand over to the task, close everything.
+
+The configuration stops here; below, every constructor takes plain typed arguments.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hydra.utils import instantiate
+from torch import nn
+
+from src import checks
+from src.batch import BatchSizes
+from src.data.base import Data
+from src.errors import Interrupted
+from src.naming import run_name, run_tags
+from src.precision import Precision, cpu_has_native_bf16
+from src.schedule import Constant
+from src.sharding import Sharding
+from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
+from src.tracking.base import RunInfo
+from src.tracking.reporter import Reporter, SilentReporter
+from src.trainer import Limits
+from src.world import World
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Experiment:
+    """The parts of a run, built but not yet joined: what a task works with."""
+
+    world: World
+    run_dir: Path
+    seed: int
+    data: Data
+    make_model: Callable[[], nn.Module]
+    optimizer: OptimizerFactory
+    schedule: Constant
+    strategy: Strategy
+    spec: BuildSpec
+    sizes: BatchSizes
+    limits: Limits
+    reporter: SilentReporter
+
+
+def run(config: dict[str, Any], run_dir: Path, info: dict[str, Any], world: World) -> None:
+    """Build the experiment and run its task. Collective over `world`, whose process group must exist."""
+    apply_numerics(config, world)
+    reporter = make_reporter(config, run_dir, info, world)
+    try:
+        experiment = build(config, run_dir, world, reporter)
+        announce(config, experiment)
+        task = instantiate(config["task"], _convert_="all")
+        task(experiment)
+        experiment.strategy.close()
+    except Interrupted as interrupted:
+        reporter.close("interrupted", str(interrupted), interrupted.exit_code)
+        raise
+    except BaseException as error:
+        reporter.close("failed", f"rank {world.world_rank}: {type(error).__name__}: {error}", exit_code=1)
+        raise
+    reporter.close("finished", None, exit_code=0)
+
+
+def apply_numerics(config: dict[str, Any], world: World) -> None:
+    """Process-wide switches of torch's arithmetic."""
+    torch.set_float32_matmul_precision("high" if config["precision"]["name"] == "tf32" else "highest")
+    torch.use_deterministic_algorithms(config["trainer"]["deterministic"])
+    if config["precision"]["name"] == "bf16" and world.is_main and world.device.type == "cpu" and not cpu_has_native_bf16():
+        log.warning("precision=bf16 will be slow: this CPU has no bf16 arithmetic and emulates it.")
+
+
+def make_reporter(config: dict[str, Any], run_dir: Path, info: dict[str, Any], world: World) -> SilentReporter:
+    """Rank 0's reporter, with the tracker begun; a silent one elsewhere."""
+    if not world.is_main:
+        return SilentReporter()
+    tracker = instantiate(config["tracking"], _convert_="all")
+    return Reporter(
+        run_dir,
+        tracker,
+        RunInfo(
+            run_dir=run_dir,
+            name=config["name"] or run_name(info, run_dir),
+            config={**config, "world_size": world.world_size, "overrides": info.get("overrides", [])},
+            group=config["tracking"].get("group") or info.get("sweep"),
+            tags=[*run_tags(info), *config["tracking"].get("tags", [])],
+        ),
+    )
+
+
+def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentReporter) -> Experiment:
+    """Every part of the run from its node."""
+    trainer = config["trainer"]
+    seed = config["seed"]
+    sizes = checks.batch_sizes(config, world.world_size)
+
+    def make_model() -> nn.Module:
+        # The same draw on every rank and under every strategy, whatever was drawn before.
+        torch.manual_seed(seed)
+        return instantiate(config["model"], _convert_="all")
+
+    return Experiment(
+        world=world,
+        run_dir=run_dir,
+        seed=seed,
+        data=instantiate(config["data"], _convert_="all"),
+        make_model=make_model,
+        optimizer=instantiate(config["optimizer"], _convert_="all"),
+        schedule=instantiate(config["schedule"], _convert_="all"),
+        strategy=instantiate(config["strategy"], _convert_="all"),
+        spec=BuildSpec(
+            world,
+            Precision(config["precision"]["name"]),
+            Sharding(**config["sharding"]),
+            sizes.micro_batch_size,
+            trainer["max_grad_norm"],
+        ),
+        sizes=sizes,
+        limits=Limits(trainer["epochs"], trainer["max_steps"], trainer["log_every"], trainer["eval_every"]),
+        reporter=reporter,
+    )
+
+
+def announce(config: dict[str, Any], experiment: Experiment) -> None:
+    """The first lines of a run: what runs where."""
+    if not experiment.world.is_main:
+        return
+    world, sizes = experiment.world, experiment.sizes
+    log.info("run folder %s", experiment.run_dir)
+    log.info(
+        "strategy %s, sharding %s, precision %s; %d rank(s) on %s over %s, %d thread(s) each",
+        checks.strategy_name(config),
+        experiment.spec.sharding.level,
+        experiment.spec.precision.name,
+        world.world_size,
+        world.device.type,
+        dist.get_backend(),
+        torch.get_num_threads(),
+    )
+    log.info(
+        "batch %d = %d a micro-batch x %d accumulated x %d data rank(s)",
+        sizes.global_batch_size,
+        sizes.micro_batch_size,
+        sizes.accumulate,
+        sizes.data_parallel_size,
+    )

@@ -1,0 +1,136 @@
+"""The step that single, ddp, fsdp and fsdp1 share: engines that work behind `loss.backward()`."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
+from src.strategies.base import Axis, BuildSpec, MicroBatch, OptimizerFactory, StepReport, Strategy
+
+
+class AutogradStrategy(Strategy):
+    """Forward and backward a micro-batch at a time; the subclass says how gradients meet.
+
+    self.model: the wrapped module that is called. self.gradient_factor: what the engine's own division by the
+    ranks takes away from a gradient, and the loss must give back.
+    """
+
+    model: nn.Module
+    gradient_factor: float = 1.0
+
+    def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:
+        self.spec = spec
+        self.data = self.data_axis(spec)
+        self.model = self.wrap(model, spec)
+        # After wrapping: a sharded module's parameters are not the ones it was built with.
+        self.optimizer = optimizer([p for p in self.model.parameters() if p.requires_grad])
+        self.base_learning_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.lr_factor = 1.0
+        self.scaler = self.make_scaler(spec) if spec.precision.needs_scaler else None
+        if self.scaler is not None and spec.world.device.type == "cpu":
+            # torch 2.14's fused CPU kernels can't take the scaler's verdict (shapes [] and [1] clash); with this
+            # off, the scaler decides before it calls the optimizer, as it does for optimizers that aren't fused.
+            self.optimizer._step_supports_amp_scaling = False
+
+    def data_axis(self, spec: BuildSpec) -> Axis:
+        """All ranks of the world, under the default process group."""
+        return Axis(spec.world.world_rank, spec.world.world_size)
+
+    def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
+        """The model on its device, inside the engine's wrapper."""
+        raise NotImplementedError
+
+    def make_scaler(self, spec: BuildSpec) -> torch.amp.GradScaler:
+        """A scaler whose verdict on overflow is shared: with a rank's own, one rank steps and another skips."""
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # 0.9 s to import
+
+        return ShardedGradScaler(spec.world.device.type)
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
+        """Entered around forward *and* backward of a micro-batch; gradients need to meet only at the last."""
+        return nullcontext()
+
+    def compute_context(self) -> AbstractContextManager[None]:
+        """Entered around forward and loss: autocast, unless the wrapper casts by itself."""
+        return self.spec.precision.autocast(self.spec.world.device)
+
+    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor:
+        total: Tensor | None = None
+        last = len(microbatches) - 1
+        for index, batch in enumerate(microbatches):
+            with self.gradient_sync(is_last=index == last):
+                with self.compute_context():
+                    logits = self.model(batch.inputs)
+                loss = cross_entropy_sum(logits, batch.targets) / valid_targets
+                scaled = loss if self.gradient_factor == 1.0 else loss * self.gradient_factor
+                (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "a step has at least one micro-batch"
+        return total
+
+    def optimizer_step(self, lr_factor: float, want_grad_norm: bool) -> StepReport:
+        self.set_lr_factor(lr_factor)
+        if self.scaler is not None:
+            # Gradients still carry the loss scale here; clipping first would clip to max_norm / scale.
+            self.scaler.unscale_(self.optimizer)
+        limit = self.spec.max_grad_norm
+        norm = self.clip(limit if limit is not None else float("inf")) if limit is not None or want_grad_norm else None
+        skipped = False
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            # The scaler backs off exactly when it skipped; it has waited for the device already.
+            skipped = self.scaler.get_scale() < scale
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepReport(norm, skipped)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the gradients to `max_norm` where they exceed it; the global L2 norm before, scalar."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
+    def set_lr_factor(self, factor: float) -> None:
+        if factor != self.lr_factor:
+            for group, base in zip(self.optimizer.param_groups, self.base_learning_rates, strict=True):
+                group["lr"] = base * factor
+            self.lr_factor = factor
+
+    def evaluate(self, batch: MicroBatch) -> EvalSums:
+        with torch.no_grad(), self.compute_context():
+            logits = self.model(batch.inputs)
+        return evaluation_sums(logits, batch.targets)
+
+    def train_mode(self, training: bool) -> None:
+        if not training:
+            average_buffers(self.model, self.data)
+        self.model.train(training)
+
+    def extra_metrics(self) -> dict[str, float]:
+        return {} if self.scaler is None else {"loss_scale": self.scaler.get_scale()}
+
+    def weights(self) -> dict[str, Tensor] | None:
+        average_buffers(self.model, self.data)
+        return whole_weights(self.model) if self.spec.world.is_main else None
+
+
+def average_buffers(model: nn.Module, axis: Axis) -> None:
+    """Make floating-point buffers the mean over the ranks of `axis`.
+
+    BatchNorm statistics differ by rank after a step (each saw its own samples), so an evaluation would
+    depend on which rank ran it and a checkpoint would hold one rank's data only.
+    """
+    if axis.size == 1:
+        return
+    with torch.no_grad():
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                axis.sum(buffer).div_(axis.size)
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """A detached CPU copy of an unsharded module's state."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}

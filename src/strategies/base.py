@@ -1,0 +1,155 @@
+"""What a strategy is: it turns one optimizer step, given as a list of micro-batches, into an engine's calls.
+
+A strategy gets the whole list because pipeline schedules expose nothing smaller, and because accumulation
+(no_sync, gradient-sync flags, boundaries) is then its own business: the trainer knows no strategy.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from src.objective import EvalSums
+from src.precision import Precision
+from src.sharding import Sharding
+from src.world import World
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """inputs: (micro_batch, ...). targets: int64, -100 where masked. Both on the rank's device."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Axis:
+    """This process's place on one axis of the mesh. group: its process group; None for a lone process."""
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over the axis, in place; the same value on every member."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """grad_norm: global L2 norm before clipping, scalar, None where nobody asked for it. skipped: fp16 overflow."""
+
+    grad_norm: Tensor | None
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a strategy can do, read by the checks; the class is never built for it.
+
+    layout: what it does with the weights, to complete "sharding=zero3 shards parameters, but strategy=ddp ...".
+    offload: the values of sharding.offload other than none. packages: what must be installed, by import name.
+    """
+
+    layout: str
+    sharding: frozenset[str]
+    precision: frozenset[str] = frozenset({"fp32", "tf32", "bf16", "fp16"})
+    offload: frozenset[str] = frozenset()
+    many_processes: bool = True
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a strategy's own rules may look at: plain values of the experiment, before anything is built."""
+
+    strategy_name: str
+    arguments: Mapping[str, Any]
+    world_size: int
+    device_type: str
+    precision: str
+    sharding: Sharding
+    micro_batch_size: int
+    accumulate: int
+    max_grad_norm: float | None
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """Everything a strategy needs beside model and optimizer. max_grad_norm: global L2; None: no clipping."""
+
+    world: World
+    precision: Precision = Precision("fp32")
+    sharding: Sharding = Sharding()
+    micro_batch_size: int = 1
+    max_grad_norm: float | None = None
+
+
+class Strategy(ABC):
+    """One way to train a model over the ranks of a world. All methods but `problems` are collective."""
+
+    supports: ClassVar[Support]
+    data: Axis = Axis()
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def problems(cls, setting: Setting) -> list[str]:
+        """What this strategy refuses beyond `supports`: one line each, of choice, reason and remedy."""
+        return []
+
+    @classmethod
+    def data_parallel_size(cls, world_size: int, arguments: Mapping[str, Any]) -> int:
+        """Ranks that read different samples; `arguments` are the strategy's own (degrees of other axes)."""
+        return world_size
+
+    @abstractmethod
+    def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:
+        """Place `model` (on the CPU, the same weights on every rank) on the devices and make the optimizer."""
+
+    @abstractmethod
+    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor | None:
+        """Gradients of the step's mean loss, ready for optimizer_step.
+
+        microbatches: this data rank's, at least one, all of one shape.
+        valid_targets: targets that count in the whole step, over all micro-batches and data ranks; at least 1.
+        Returns this rank's share of the loss, scalar, detached: the shares of all data ranks add up to the
+        mean over valid targets. None where this rank does not hold the loss.
+        """
+
+    @abstractmethod
+    def optimizer_step(self, lr_factor: float, want_grad_norm: bool) -> StepReport:
+        """Clip by the global norm, update, zero the gradients. lr_factor multiplies the optimizer's own lr."""
+
+    @abstractmethod
+    def evaluate(self, batch: MicroBatch) -> EvalSums | None:
+        """Forward without gradients, in evaluation mode. None where this rank does not hold the logits."""
+
+    @abstractmethod
+    def train_mode(self, training: bool) -> None:
+        """Switch dropout and batch statistics on or off; before evaluation, make buffers equal on all ranks."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor] | None:
+        """The whole model's weights and buffers on the CPU, under the bare model's names; None but on world rank 0."""
+
+    def learning_rates(self) -> list[float]:
+        """The lr in use, one a parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def extra_metrics(self) -> dict[str, float]:
+        """What a logged step says beyond the usual, such as the loss scale."""
+        return {}
+
+    def close(self) -> None:
+        """Release what build took; must not communicate, since peers may be gone."""
+        return None

@@ -1,0 +1,79 @@
+"""strategy=ddp: DistributedDataParallel (Li et al. 2020, "PyTorch Distributed", VLDB).
+
+Every rank holds the whole model; gradients are all-reduced in buckets while backward still runs.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from src.strategies.autograd import AutogradStrategy, whole_weights, average_buffers
+from src.strategies.base import BuildSpec, MicroBatch, Setting, Support
+
+
+class DDP(AutogradStrategy):
+    """bucket_cap_mb: MiB a bucket. The other arguments are DistributedDataParallel's own."""
+
+    supports = Support(layout="keeps a whole copy on every rank", sharding=frozenset({"none"}))
+    model: DistributedDataParallel
+
+    def __init__(
+        self,
+        bucket_cap_mb: float = 25,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        find_unused_parameters: bool = False,
+        forward_sync_buffers: bool = True,
+    ) -> None:
+        self.options = {
+            "bucket_cap_mb": bucket_cap_mb,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "static_graph": static_graph,
+            "find_unused_parameters": find_unused_parameters,
+            "forward_sync_buffers": forward_sync_buffers,
+        }
+        self.checked_for_unused = find_unused_parameters
+
+    @classmethod
+    def problems(cls, setting: Setting) -> list[str]:
+        found = []
+        if setting.arguments.get("static_graph") and setting.accumulate > 1:
+            found.append(
+                f"strategy.static_graph=true with trainer.accumulate={setting.accumulate}: the first step's no_sync breaks"
+                " the recorded graph. Use strategy.static_graph=false, or trainer.accumulate=1."
+            )
+        if setting.arguments.get("bucket_cap_mb", 1) <= 0:
+            found.append(f"strategy.bucket_cap_mb={setting.arguments['bucket_cap_mb']} holds no gradient; choose more than 0.")
+        return found
+
+    def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
+        # DDP averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
+        self.gradient_factor = float(spec.world.world_size)
+        model = model.to(spec.world.device)
+        device_ids = [spec.world.device.index] if spec.world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=device_ids, **self.options)
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last else self.model.no_sync()
+
+    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor:
+        loss = super().forward_backward(microbatches, valid_targets)
+        if not self.checked_for_unused:
+            self.refuse_unused_parameters()
+            self.checked_for_unused = True
+        return loss
+
+    def refuse_unused_parameters(self) -> None:
+        """After the first backward, name what took no part; torch names no parameter, and only a step later."""
+        unused = [n for n, p in self.model.module.named_parameters() if p.requires_grad and p.grad is None]
+        if unused:
+            raise ValueError(
+                f"{len(unused)} parameters took no part in the loss: {', '.join(unused)}. DDP would wait for their"
+                " gradients. Set strategy.find_unused_parameters=true, or freeze or remove them."
+            )
+
+    def weights(self) -> dict[str, Tensor] | None:
+        average_buffers(self.model, self.data)
+        return whole_weights(self.model.module) if self.spec.world.is_main else None

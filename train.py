@@ -1,0 +1,20 @@
+"""Compose the configuration, refuse what can't work, launch the ranks."""
+
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+from src.cli import CommandLine
+
+command_line = CommandLine()
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> float | None:
+    """One job: a run of its own, or one of a sweep."""
+    return command_line.job(cfg)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main))
