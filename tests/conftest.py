@@ -1,0 +1,27 @@
+"""Fixtures that all tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workers import Pool
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """pool.run(size, function, *args): function(world, *args) on `size` real gloo ranks."""
+    started = Pool()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def mnist_archives() -> Path:
+    """The four gzipped files of the real MNIST, which lie beside the project."""
+    folder = REPOSITORY.parent / "shared" / "mnist"
+    if not folder.is_dir():
+        pytest.skip(f"the real MNIST is not at {folder}")
+    return folder
