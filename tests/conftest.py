@@ -25,3 +25,9 @@ def mnist_archives() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the real MNIST is not at {folder}")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-parity-table", action="store_true", help="write README.md's parity table instead of checking it"
+    )

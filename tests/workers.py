@@ -70,6 +70,7 @@ def serve(pipe: Connection, world_rank: int, size: int, folder: str) -> None:
 
     from src.world import World as RunWorld
 
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a run tells its user
     torch.set_num_threads(1)
     os.environ.update(LOCAL_RANK=str(world_rank), LOCAL_SIZE=str(size))  # DeepSpeed reads them
     world = RunWorld(world_rank, size, world_rank, size, torch.device("cpu"))

@@ -25,7 +25,7 @@ class AutogradStrategy(Strategy):
         self.data = self.data_axis(spec)
         self.model = self.wrap(model, spec)
         # After wrapping: a sharded module's parameters are not the ones it was built with.
-        self.optimizer = optimizer([p for p in self.model.parameters() if p.requires_grad])
+        self.optimizer = optimizer(self.trained())
         self.base_learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.lr_factor = 1.0
         self.scaler = self.make_scaler(spec) if spec.precision.needs_scaler else None
@@ -33,6 +33,10 @@ class AutogradStrategy(Strategy):
             # torch 2.14's fused CPU kernels can't take the scaler's verdict (shapes [] and [1] clash); with this
             # off, the scaler decides before it calls the optimizer, as it does for optimizers that aren't fused.
             self.optimizer._step_supports_amp_scaling = False
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer updates."""
+        return [p for p in self.model.parameters() if p.requires_grad]
 
     def data_axis(self, spec: BuildSpec) -> Axis:
         """All ranks of the world, under the default process group."""
@@ -64,17 +68,25 @@ class AutogradStrategy(Strategy):
                 with self.compute_context():
                     logits = self.model(batch.inputs)
                 loss = cross_entropy_sum(logits, batch.targets) / valid_targets
-                scaled = loss if self.gradient_factor == 1.0 else loss * self.gradient_factor
-                (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+                self.scaled(loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a step has at least one micro-batch"
         return total
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """What backward starts from."""
+        if self.scaler is not None:
+            # Without the gradient factor: times the ranks, fp16 would overflow on many where it does not on one.
+            return self.scaler.scale(loss)
+        return loss if self.gradient_factor == 1.0 else loss * self.gradient_factor
 
     def optimizer_step(self, lr_factor: float, want_grad_norm: bool) -> StepReport:
         self.set_lr_factor(lr_factor)
         if self.scaler is not None:
             # Gradients still carry the loss scale here; clipping first would clip to max_norm / scale.
             self.scaler.unscale_(self.optimizer)
+            if self.gradient_factor != 1.0:  # in fp32 by now, where it can't overflow
+                torch._foreach_mul_([p.grad for p in self.trained() if p.grad is not None], self.gradient_factor)
         limit = self.spec.max_grad_norm
         norm = self.clip(limit if limit is not None else float("inf")) if limit is not None or want_grad_norm else None
         skipped = False

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from src.mesh import data_mesh
 from src.strategies.autograd import AutogradStrategy, average_buffers
-from src.strategies.base import BuildSpec, Support
+from src.strategies.base import BuildSpec, Setting, Support
 
 
 class FSDP2(AutogradStrategy):
@@ -27,6 +27,12 @@ class FSDP2(AutogradStrategy):
 
     def __init__(self, sync_each_microbatch: bool = True) -> None:
         self.sync_each_microbatch = sync_each_microbatch
+
+    @classmethod
+    def problems(cls, setting: Setting) -> list[str]:
+        if setting.optimizer.get("_target_") == "torch.optim.SGD" and setting.optimizer.get("fused"):
+            return ["optimizer.fused=true: torch has no fused SGD for the sharded tensors of FSDP2. Use optimizer.fused=false."]
+        return []
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
