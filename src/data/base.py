@@ -34,15 +34,20 @@ class Data(ABC):
     """A data set. `prepare` runs once, before any rank starts; `load` in each rank."""
 
     kind: ClassVar[str]  # what a model must take: "images" or "tokens"
-    num_workers: int | None = None
 
     def prepare(self) -> None:
         """Download what is missing and check what is there. Raises Refused with the remedy."""
         return None
 
     @abstractmethod
-    def load(self, device: torch.device, seed: int) -> tuple[Source, Source]:
-        """(training samples, test samples). seed: for what is drawn while fetching, such as augmentation."""
+    def load(
+        self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1
+    ) -> tuple[Source, Source]:
+        """(training samples, test samples).
+
+        seed: for what is drawn while fetching, such as augmentation. data_rank, local_size: this rank's place on
+        the data-parallel axis and the ranks of this machine; only loader processes need them (seeds, cores).
+        """
 
 
 def mask_padding(targets: Tensor, num_real: int) -> Tensor:
@@ -72,7 +77,8 @@ class ArraySource(Source):
     def stream(self, requests: Sequence[Request], epoch: int) -> Iterator[MicroBatch]:
         for request in requests:
             ids = torch.from_numpy(request.ids).to(self.device, non_blocking=True)
-            yield MicroBatch(self.transform(self.inputs[ids], ids, epoch), mask_padding(self.targets[ids], request.num_real))
+            inputs = self.transform(self.inputs[ids], ids, epoch)
+            yield MicroBatch(inputs, mask_padding(self.targets[ids], request.num_real))
 
     def transform(self, inputs: Tensor, ids: Tensor, epoch: int) -> Tensor:
         """What is done to a micro-batch on the device. inputs: as stored. ids: (micro_batch,)."""
@@ -88,8 +94,9 @@ class ImageSource(ArraySource):
         super().__init__(images, labels, device)
         # (x / 255 - mean) / std as one multiply and one add.
         scale = 1.0 / (255.0 * np.asarray(std))
+        shift = -np.asarray(mean) / np.asarray(std)
         self.scale = torch.tensor(scale, dtype=torch.float32, device=device).view(-1, 1, 1)
-        self.shift = torch.tensor(-np.asarray(mean) / np.asarray(std), dtype=torch.float32, device=device).view(-1, 1, 1)
+        self.shift = torch.tensor(shift, dtype=torch.float32, device=device).view(-1, 1, 1)
 
     def transform(self, inputs: Tensor, ids: Tensor, epoch: int) -> Tensor:
         return inputs * self.scale + self.shift

@@ -27,23 +27,30 @@ class Digits(Data):
         limit: int | None = None,
     ) -> None:
         if list(image_shape) != [1, 8, 8] or num_classes != 10:
-            raise ValueError("data=digits has images of shape [1, 8, 8] in 10 classes; leave data.image_shape as it is.")
+            raise ValueError(
+                "data=digits has images of shape [1, 8, 8] in 10 classes; leave data.image_shape as it is."
+            )
         self.root = root
         self.limit = limit
 
     def file(self) -> Path:
         """The table inside scikit-learn; found without importing it, which would take a second."""
+        if self.root is not None:
+            return Path(self.root) / "digits.csv.gz"
         spec = find_spec("sklearn")
-        if self.root is None and (spec is None or spec.origin is None):
+        if spec is None or spec.origin is None:
             raise Refused("data=digits comes with scikit-learn, which is not installed. Run: pip install scikit-learn")
-        folder = Path(self.root) if self.root is not None else Path(spec.origin).parent / "datasets" / "data"
-        return folder / "digits.csv.gz"
+        return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
     def prepare(self) -> None:
         if not self.file().is_file():
-            raise Refused(f"data=digits needs {self.file()}, which is not there. Set data.root=null to use scikit-learn's copy.")
+            raise Refused(
+                f"data=digits needs {self.file()}, which is not there. Set data.root=null to use scikit-learn's copy."
+            )
 
-    def load(self, device: torch.device, seed: int) -> tuple[Source, Source]:
+    def load(
+        self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1
+    ) -> tuple[Source, Source]:
         with gzip.open(self.file(), "rt") as lines:
             table = np.loadtxt(lines, delimiter=",", dtype=np.uint8)
         # Shuffled by a fixed number, not by the run's seed: every run has the same test set.

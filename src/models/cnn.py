@@ -32,4 +32,5 @@ class CNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """images: (batch, channels, height, width). Returns logits, (batch, num_classes)."""
         # Channels last in memory: convolutions run faster so, on CPUs and on tensor cores alike.
-        return self.classifier(self.features(images.contiguous(memory_format=torch.channels_last)))
+        logits: Tensor = self.classifier(self.features(images.contiguous(memory_format=torch.channels_last)))
+        return logits

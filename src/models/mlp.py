@@ -24,4 +24,5 @@ class MLP(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """images: (batch, channels, height, width). Returns logits, (batch, num_classes)."""
-        return self.layers(images)
+        logits: Tensor = self.layers(images)
+        return logits

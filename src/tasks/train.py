@@ -29,7 +29,9 @@ class Train:
         strategy.build(model, experiment.optimizer, experiment.spec)
         # From here on ranks draw differently (dropout), but the same at every start.
         torch.manual_seed(experiment.seed + 1 + strategy.data.rank)
-        train, test = experiment.data.load(world.device, experiment.seed)
+        train, test = experiment.data.load(
+            world.device, experiment.seed, data_rank=strategy.data.rank, local_size=world.local_size
+        )
         trainer = Trainer(
             strategy,
             train,
