@@ -1,0 +1,180 @@
+"""strategy=deepspeed: the DeepSpeed engine, ZeRO stages 0 to 3 (Rajbhandari et al. 2020, "ZeRO", SC20).
+
+sharding=none, zero1, zero2, zero3 are the stages; sharding.offload keeps optimizer states, or parameters too,
+in the host's memory (Ren et al. 2021, "ZeRO-Offload", USENIX ATC). Checked against DeepSpeed 0.19.8.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
+from src.strategies.autograd import average_buffers
+from src.strategies.base import Axis, BuildSpec, MicroBatch, OptimizerFactory, Setting, StepReport, Strategy, Support
+from src.strategies.deepspeed_config import Given, contradictions, engine_config
+from src.strategies.deepspeed_engine import start_engine, whole_parameter
+
+log = logging.getLogger(__name__)
+
+
+class DeepSpeed(Strategy):
+    """Sizes are in elements, not bytes; a reduce bucket larger than the model is cut to the model.
+
+    initial_scale_power, loss_scale_window: the dynamic loss scale of fp16 begins at 2^power and doubles after so
+    many steps without an overflow. config: anything else of DeepSpeed's JSON, merged in last. The others are
+    DeepSpeed's own, under its names.
+    """
+
+    supports = Support(
+        layout="shards over all ranks (ZeRO 1 to 3), or nothing",
+        sharding=frozenset({"none", "zero1", "zero2", "zero3"}),
+        offload=frozenset({"optimizer", "all"}),
+        packages=("deepspeed",),
+    )
+
+    def __init__(
+        self,
+        reduce_bucket_size: float = 5e7,
+        allgather_bucket_size: float = 5e7,
+        reduce_scatter: bool = True,
+        overlap_comm: bool = True,
+        contiguous_gradients: bool = True,
+        stage3_prefetch_bucket_size: float = 5e7,
+        stage3_param_persistence_threshold: float = 1e5,
+        pin_memory: bool = True,
+        initial_scale_power: int = 16,
+        loss_scale_window: int = 1000,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.options: dict[str, Any] = {
+            "reduce_bucket_size": reduce_bucket_size,
+            "allgather_bucket_size": allgather_bucket_size,
+            "reduce_scatter": reduce_scatter,
+            "overlap_comm": overlap_comm,
+            "contiguous_gradients": contiguous_gradients,
+            "stage3_prefetch_bucket_size": stage3_prefetch_bucket_size,
+            "stage3_param_persistence_threshold": stage3_param_persistence_threshold,
+            "pin_memory": pin_memory,
+            "initial_scale_power": initial_scale_power,
+            "loss_scale_window": loss_scale_window,
+        }
+        self.overrides: Mapping[str, Any] = config or {}
+
+    @classmethod
+    def problems(cls, setting: Setting) -> list[str]:
+        found = []
+        offload, level = setting.sharding.offload, setting.sharding.level
+        if setting.precision == "fp16" and setting.device_type == "cpu":
+            found.append(
+                "precision=fp16 needs a GPU under strategy=deepspeed: DeepSpeed's CPU accelerator has no fp16."
+                " Use precision=bf16 or precision=fp32."
+            )
+        if offload == "all" and level in ("none", "zero1", "zero2"):
+            found.append(
+                "sharding.offload=all keeps the parameters in the host's memory, which DeepSpeed does in ZeRO stage 3"
+                f" only, and sharding={level} is another. Use sharding=zero3, or sharding.offload=optimizer or none."
+            )
+        if offload == "optimizer" and level == "none":
+            found.append(
+                "sharding.offload=optimizer needs sharded optimizer states, and sharding=none shards nothing."
+                " Use sharding=zero1, zero2 or zero3, or sharding.offload=none."
+            )
+        if level in cls.supports.sharding:
+            strategy = cls(**setting.arguments)
+            found += contradictions(Given.of_setting(setting), strategy.options, strategy.overrides)
+        return found
+
+    def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:
+        self.spec = spec
+        self.data = Axis(spec.world.world_rank, spec.world.world_size)
+        given = Given.of_spec(spec)
+        self.stage = given.stage
+        num_parameters = sum(p.numel() for p in model.parameters())
+        self.config = engine_config(given, self.options, self.overrides, num_parameters)
+        if spec.world.is_main:
+            log.info("DeepSpeed's configuration: %s", json.dumps(self.config))
+        self.dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        self.engine, self.undo = start_engine(model, optimizer, self.config, spec.world)
+        # The very optimizer that `optimizer` made; the engine has put its flat partitions into the groups.
+        self.optimizer = self.engine.basic_optimizer
+        self.base_learning_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.scaler = self.unsharded_scaler()
+
+    def unsharded_scaler(self) -> torch.amp.GradScaler | None:
+        """torch's scaler, which stage 0 uses in fp16; None elsewhere. The other stages have DeepSpeed's own."""
+        if self.engine.torch_autocast_z0_gradscaler is None:
+            return None
+        scaler = torch.amp.GradScaler(
+            self.spec.world.device.type,
+            init_scale=2.0 ** self.options["initial_scale_power"],
+            growth_interval=self.options["loss_scale_window"],
+        )
+        self.engine.torch_autocast_z0_gradscaler = scaler
+        return scaler
+
+    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor:
+        total: Tensor | None = None
+        last = len(microbatches) - 1
+        for index, batch in enumerate(microbatches):
+            # A short last window has fewer micro-batches than the engine was told, so it can't count them itself.
+            self.engine.set_gradient_accumulation_boundary(index == last)
+            logits = self.engine(batch.inputs)
+            loss = cross_entropy_sum(logits, batch.targets)
+            # DeepSpeed averages gradients over the ranks, and the step's loss is a sum over them.
+            self.engine.backward(loss * (self.data.size / valid_targets), scale_wrt_gas=False)
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "a step has at least one micro-batch"
+        return total
+
+    def optimizer_step(self, lr_factor: float, want_grad_norm: bool) -> StepReport:
+        for group, base in zip(self.optimizer.param_groups, self.base_learning_rates, strict=True):
+            group["lr"] = base * lr_factor
+        if self.stage > 0:
+            self.engine.step()
+            # Before clipping; infinite where fp16 overflowed.
+            norm = torch.as_tensor(self.engine.get_global_grad_norm())
+            return StepReport(norm, skipped=not self.engine.was_step_applied())
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        unsharded_norm = self.unsharded_norm() / scale if want_grad_norm else None
+        self.engine.step()
+        # The scaler backs off exactly when it skipped; gradients are equal on all ranks, and so is its verdict.
+        skipped = self.scaler is not None and self.scaler.get_scale() < scale
+        return StepReport(unsharded_norm, skipped)
+
+    def unsharded_norm(self) -> Tensor:
+        """Stage 0's global gradient norm, for which the engine has none: gradients are whole and averaged by now."""
+        return nn.utils.get_total_norm([p.grad for p in self.engine.module.parameters() if p.grad is not None])
+
+    def evaluate(self, batch: MicroBatch) -> EvalSums:
+        with torch.no_grad():
+            logits = self.engine(batch.inputs)
+        return evaluation_sums(logits, batch.targets)
+
+    def train_mode(self, training: bool) -> None:
+        if not training:
+            average_buffers(self.engine.module, self.data)
+        self.engine.train(training)
+
+    def extra_metrics(self) -> dict[str, float]:
+        if not self.spec.precision.needs_scaler:
+            return {}
+        return {
+            "loss_scale": float(self.engine.optimizer.loss_scale if self.scaler is None else self.scaler.get_scale())
+        }
+
+    def weights(self) -> dict[str, Tensor] | None:
+        average_buffers(self.engine.module, self.data)
+        whole = {}
+        for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
+            # One at a time, so that no rank holds more than one gathered parameter.
+            full = whole_parameter(tensor) if isinstance(tensor, nn.Parameter) else tensor
+            if self.spec.world.is_main:
+                whole[name] = full.detach().to("cpu", self.dtypes[name], copy=True).contiguous()
+        return whole if self.spec.world.is_main else None
+
+    def close(self) -> None:
+        self.undo.close()

@@ -1,0 +1,118 @@
+"""Starting a DeepSpeed engine without its side effects, and undoing those that can't be helped (DeepSpeed 0.19.8)."""
+
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from src.strategies.base import OptimizerFactory
+from src.world import World
+
+
+def start_engine(
+    model: nn.Module, optimizer: OptimizerFactory, config: dict[str, Any], world: World
+) -> tuple[Any, ExitStack]:
+    """(deepspeed.DeepSpeedEngine around `model`, what closing it takes). The process group must exist.
+
+    Collective. Closing does not communicate.
+    """
+    undo = ExitStack()
+    deepspeed = load_deepspeed(world)
+    # Stage 3 reads them in the midst of training: LOCAL_RANK, and on CPUs LOCAL_SIZE as the number of devices, which
+    # it would else ask numactl for in every gradient reduction.
+    undo.enter_context(environment(LOCAL_RANK=str(world.local_rank), LOCAL_SIZE=str(world.local_size)))
+    # Set when an engine autocasts and never cleared: the next engine of this process would take itself for one.
+    vars(importlib.import_module("deepspeed.runtime.torch_autocast"))["TORCH_AUTOCAST_INITIALIZED"] = False
+    undo.callback(setattr, nn.functional, "linear", nn.functional.linear)  # stage 3 replaces it for the whole process
+    if config.get("fp16", {}).get("enabled"):
+        cast_batch_norm_statistics(model)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config=config,
+    )
+    undo.callback(engine.destroy)
+    return engine, undo
+
+
+def load_deepspeed(world: World) -> Any:
+    """The package, imported so that it neither probes, compiles nor prints. RuntimeError says what is missing."""
+    try:
+        with environment(DS_ACCELERATOR=world.device.type):  # else it guesses, and prints its guess
+            deepspeed = importlib.import_module("deepspeed")
+            ops = importlib.import_module("deepspeed.ops")
+    except Exception as error:  # a missing package or toolkit shows as ImportError, OSError or DeepSpeed's own
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise RuntimeError(
+            f"strategy=deepspeed can't import deepspeed: {reason}. Install what is missing (pip install deepspeed;"
+            " on GPUs also the CUDA toolkit, with CUDA_HOME set), or use strategy=fsdp."
+        ) from error
+    if world.device.type == "cpu":
+        # Asked for first when the engine joins the ranks: it would try every compiler, and then build the
+        # shared-memory op into the user's cache for a minute.
+        vars(ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}
+    hear_through_root_logger(logging.getLogger("DeepSpeed"))
+    # torch's new names for these collectives are not yet known to DeepSpeed.
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
+        category=FutureWarning,
+    )
+    return deepspeed
+
+
+def hear_through_root_logger(logger: logging.Logger) -> None:
+    """Warnings into the run's logs rather than straight to stdout, without the one about optimizers."""
+    logger.handlers.clear()
+    logger.propagate = True
+    if not logger.filters:
+        # The configuration allows every torch optimizer, and the parity tests are the test it asks for.
+        logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
+
+
+def cast_batch_norm_statistics(model: nn.Module) -> None:
+    """Running statistics to fp16: batch norm wants them of its weights' type, and DeepSpeed casts weights only."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    setattr(module, name, buffer.half())
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Environment variables set meanwhile, for a library that can't be told otherwise."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def whole_parameter(parameter: nn.Parameter) -> Tensor:
+    """The full fp32 weights of a parameter, whatever the stage. Collective for stages 1 to 3.
+
+    From the fp32 masters: stage 3 under autocast gathers 16-bit copies, which are not what was learnt.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    master: Tensor | None = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+    if master is not None:
+        return master
+    if hasattr(parameter, "ds_id"):  # stage 3, frozen: sharded, but without a master
+        with GatheredParameters([parameter]):
+            return parameter.data.clone()
+    return parameter.data
