@@ -7,6 +7,7 @@ makes the same experiment read the same data on one process and on many.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +74,7 @@ class BatchSizes:
         return cls(micro, accumulate, ranks)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One micro-batch to fetch. ids: (micro_batch_size,); only the first num_real count, the rest is padding."""
 
     ids: Ids
@@ -102,6 +102,8 @@ class GlobalBatch:
         """
         micro, ranks = sizes.micro_batch_size, sizes.data_parallel_size
         num_samples = len(self.sample_ids)
+        if num_samples == sizes.global_batch_size:  # nearly every step; no padding to work out
+            return [Request(ids, micro) for ids in self.sample_ids.reshape(-1, ranks, micro)[:, data_rank]]
         num_microbatches = -(-num_samples // (micro * ranks))
         slots = np.arange(num_microbatches * ranks * micro).reshape(num_microbatches, ranks, micro)[:, data_rank]
         num_real = np.clip(num_samples - slots[:, 0], 0, micro)

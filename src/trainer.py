@@ -79,11 +79,12 @@ class Trainer:
         self.strategy.train_mode(True)
         evaluated_at = 0
         for epoch in range(self.limits.epochs):
-            loss_sum, targets = torch.zeros((), device=self.device), 0
+            loss_sum = torch.zeros((), device=self.device)
+            targets: int | Tensor = 0
             for batch, microbatches in self.batches(epoch):
-                share, valid = self.train_step(batch, microbatches)
-                if share is not None:
-                    loss_sum += share * valid
+                step_loss, valid = self.train_step(batch, microbatches)
+                if step_loss is not None:
+                    loss_sum += step_loss
                 targets = targets + valid
                 if self.limits.eval_every is not None and self.step % self.limits.eval_every == 0:
                     self.evaluate()
@@ -110,12 +111,12 @@ class Trainer:
             yield batch, microbatches
 
     def train_step(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> tuple[Tensor | None, int | Tensor]:
-        """One optimizer step. Returns this rank's share of the loss, and the targets that it was divided by."""
+        """One optimizer step. Returns this rank's summed loss, and the number of targets in the whole step."""
         self.step += 1
         # Only a logged step waits for the device.
         logged = self.step % self.limits.log_every == 0 or self.step in (1, self.total_steps)
         valid = self.valid_targets(batch, microbatches)
-        share = self.strategy.forward_backward(microbatches, valid)
+        loss_sum = self.strategy.forward_backward(microbatches, valid)
         factor = self.schedule.factor(self.step - 1 - self.skipped_steps, self.total_steps)
         report = self.strategy.optimizer_step(factor, want_grad_norm=logged)
         self.skipped_steps += report.skipped
@@ -123,8 +124,8 @@ class Trainer:
         self.window.steps += 1
         self.window.samples += len(batch.sample_ids)
         if logged:
-            self.log_step(batch, share, report.grad_norm, valid)
-        return share, valid
+            self.log_step(batch, loss_sum, report.grad_norm, valid)
+        return loss_sum, valid
 
     def valid_targets(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> int | Tensor:
         """Targets that count in this step, over all micro-batches and data ranks; at least 1.
@@ -138,9 +139,9 @@ class Trainer:
         # A step without any target has zero loss and zero gradient, and divides by one.
         return self.strategy.data.sum(local).clamp(min=1)
 
-    def log_step(self, batch: GlobalBatch, share: Tensor | None, norm: Tensor | None, valid: int | Tensor) -> None:
+    def log_step(self, batch: GlobalBatch, loss_sum: Tensor | None, norm: Tensor | None, valid: int | Tensor) -> None:
         """Reduce, report and start a new window. Collective: every rank calls it; it waits for the device."""
-        loss = self.reduce(share)
+        loss = self.reduce(loss_sum) / float(valid)
         seconds = time.perf_counter() - self.window.started
         self.training_seconds += seconds
         window = self.window
@@ -167,12 +168,12 @@ class Trainer:
         self.reporter.train(record)
         window.restart()
 
-    def reduce(self, share: Tensor | None) -> float:
-        """The step's mean loss over all data ranks, in nats a target.
+    def reduce(self, loss_sum: Tensor | None) -> float:
+        """The sum over all data ranks, in nats.
 
-        share: this rank's part, scalar, detached; None on a rank that does not hold the loss.
+        loss_sum: this rank's part, scalar, detached; None on a rank that does not hold the loss.
         """
-        part = torch.zeros((), device=self.device) if share is None else share.clone()
+        part = torch.zeros((), device=self.device) if loss_sum is None else loss_sum.clone()
         return float(self.strategy.data.sum(part))
 
     def end_epoch(self, epoch: int, loss_sum: Tensor, targets: int | Tensor) -> None:

@@ -24,19 +24,18 @@ class AutogradStrategy(Strategy):
         self.spec = spec
         self.data = self.data_axis(spec)
         self.model = self.wrap(model, spec)
-        # After wrapping: a sharded module's parameters are not the ones it was built with.
-        self.optimizer = optimizer(self.trained())
+        # After wrapping: a sharded module's parameters are not the ones it was built with. Listed once, since
+        # walking the modules at every step costs as much as the optimizer of a small model.
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = optimizer(self.trained)
         self.base_learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.lr_factor = 1.0
+        self.weighed_targets: int | None = None
         self.scaler = self.make_scaler(spec) if spec.precision.needs_scaler else None
         if self.scaler is not None and spec.world.device.type == "cpu":
             # torch 2.14's fused CPU kernels can't take the scaler's verdict (shapes [] and [1] clash); with this
             # off, the scaler decides before it calls the optimizer, as it does for optimizers that aren't fused.
             self.optimizer._step_supports_amp_scaling = False
-
-    def trained(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer updates."""
-        return [p for p in self.model.parameters() if p.requires_grad]
 
     def data_axis(self, spec: BuildSpec) -> Axis:
         """All ranks of the world, under the default process group."""
@@ -57,7 +56,9 @@ class AutogradStrategy(Strategy):
         return nullcontext()
 
     def compute_context(self) -> AbstractContextManager[None]:
-        """Entered around forward and loss: autocast, unless the wrapper casts by itself."""
+        """Entered around forward: autocast, unless there is nothing to cast or the wrapper casts by itself."""
+        if self.spec.precision.compute_dtype is None:
+            return nullcontext()
         return self.spec.precision.autocast(self.spec.world.device)
 
     def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor:
@@ -67,18 +68,29 @@ class AutogradStrategy(Strategy):
             with self.gradient_sync(is_last=index == last):
                 with self.compute_context():
                     logits = self.model(batch.inputs)
-                loss = cross_entropy_sum(logits, batch.targets) / valid_targets
-                self.scaled(loss).backward()
+                loss = cross_entropy_sum(logits, batch.targets)
+                self.backward(loss, valid_targets)
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a step has at least one micro-batch"
         return total
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        """What backward starts from."""
+    def backward(self, loss: Tensor, valid_targets: int | Tensor) -> None:
+        """Gradients of loss / valid_targets, times what the engine's averaging takes away."""
         if self.scaler is not None:
             # Without the gradient factor: times the ranks, fp16 would overflow on many where it does not on one.
-            return self.scaler.scale(loss)
-        return loss if self.gradient_factor == 1.0 else loss * self.gradient_factor
+            self.scaler.scale(loss / valid_targets).backward()
+        else:
+            # The weight enters as the gradient of the loss, which saves the graph a division.
+            loss.backward(self.loss_weight(valid_targets, loss))
+
+    def loss_weight(self, valid_targets: int | Tensor, loss: Tensor) -> Tensor:
+        """gradient_factor / valid_targets, of the loss's type; the same tensor while steps have as many targets."""
+        if isinstance(valid_targets, Tensor):
+            return (self.gradient_factor / valid_targets).to(loss.dtype)
+        if valid_targets != self.weighed_targets:
+            self.weighed_targets = valid_targets
+            self.weight = torch.tensor(self.gradient_factor / valid_targets, dtype=loss.dtype, device=loss.device)
+        return self.weight
 
     def optimizer_step(self, lr_factor: float, want_grad_norm: bool) -> StepReport:
         self.set_lr_factor(lr_factor)
@@ -86,7 +98,7 @@ class AutogradStrategy(Strategy):
             # Gradients still carry the loss scale here; clipping first would clip to max_norm / scale.
             self.scaler.unscale_(self.optimizer)
             if self.gradient_factor != 1.0:  # in fp32 by now, where it can't overflow
-                torch._foreach_mul_([p.grad for p in self.trained() if p.grad is not None], self.gradient_factor)
+                torch._foreach_mul_([p.grad for p in self.trained if p.grad is not None], self.gradient_factor)
         limit = self.spec.max_grad_norm
         norm = self.clip(limit if limit is not None else float("inf")) if limit is not None or want_grad_norm else None
         skipped = False
@@ -98,12 +110,13 @@ class AutogradStrategy(Strategy):
             self.scaler.update()
             # The scaler backs off exactly when it skipped; it has waited for the device already.
             skipped = self.scaler.get_scale() < scale
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.trained:
+            parameter.grad = None
         return StepReport(norm, skipped)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale the gradients to `max_norm` where they exceed it; the global L2 norm before, scalar."""
-        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        return nn.utils.clip_grad_norm_(self.trained, max_norm)
 
     def set_lr_factor(self, factor: float) -> None:
         if factor != self.lr_factor:
