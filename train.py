@@ -10,7 +10,7 @@ from src.cli import CommandLine
 command_line = CommandLine()
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")  # type: ignore[untyped-decorator]
 def main(cfg: DictConfig) -> float | None:
     """One job: a run of its own, or one of a sweep."""
     return command_line.job(cfg)

@@ -1,7 +1,9 @@
 """Between Hydra and the launcher: one-line errors, the exit code, and what became of each job of a sweep."""
 
 import os
+import signal
 import sys
+import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from src import config as schema
+from src.environment import torchrun_ranks
 from src.errors import Failed, Interrupted, Refused
-from src.refuse import REFUSED, print_refusal
+from src.refuse import REFUSED, in_sweep, job_problems, print_refusal, task_overrides, vouched_for
 
 FAILED = 1
+MAX_LABEL = 200  # characters of a job's overrides that a line about it repeats
 
 
 class CommandLine:
@@ -22,7 +26,7 @@ class CommandLine:
 
     def __init__(self) -> None:
         self.started = False
-        self.failures: list[tuple[str, int]] = []  # (job, exit code)
+        self.failures: list[tuple[int, str]] = []  # (exit code, what happened)
         schema.register()
         # Cached, so that the parent fixes one folder for a run; random, so that two runs of one second differ.
         OmegaConf.register_new_resolver("unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
@@ -31,8 +35,6 @@ class CommandLine:
 
     def run(self, main: Callable[[], Any]) -> int:
         """The exit code of the whole command."""
-        from hydra.errors import HydraException
-
         try:
             if joins_as_follower():
                 return self.follow()
@@ -40,61 +42,49 @@ class CommandLine:
         except Refused as refused:
             print_refusal(refused)
             return REFUSED
-        except Interrupted as interrupted:
+        except (Interrupted, KeyboardInterrupt) as interrupt:
+            # Ends a sweep as well: who stops one job with Ctrl-C does not mean to start the next.
+            interrupted = interrupt if isinstance(interrupt, Interrupted) else Interrupted(signal.SIGINT)
+            print(f"shardlab: {interrupted}", file=sys.stderr)
+            self.list_failures()
             return interrupted.exit_code
-        except KeyboardInterrupt:
-            return 130
-        except (HydraException, OmegaConfBaseException) as error:
-            if self.started:
+        except Exception as error:
+            if self.started or not refusable(error):
                 raise
             from src.override_errors import explain  # composes the configuration once more, for the nearest name
 
             print_refusal(Refused(*explain(error, sys.argv[1:])))
             return REFUSED
-        return self.conclude()
+        self.list_failures()
+        codes = [code for code, _ in self.failures]
+        return FAILED if FAILED in codes else max(codes, default=0)
 
-    def conclude(self) -> int:
-        """List the failed jobs of a sweep; the exit code of the worst."""
-        if len(self.failures) > 1 or (self.failures and self.failures[0][0]):
-            print(f"shardlab: {len(self.failures)} job(s) of the sweep did not finish:", file=sys.stderr)
-            for job, code in self.failures:
-                print(f"  {job} (exit code {code})", file=sys.stderr)
-        return FAILED if any(code == FAILED for _, code in self.failures) else max((c for _, c in self.failures), default=0)
+    def list_failures(self) -> None:
+        """Once more, at the end of a sweep: each was reported when it happened, and has scrolled away since."""
+        failed = [happened for _, happened in self.failures if happened.startswith("job ")]
+        if failed:
+            print(f"shardlab: {len(failed)} job(s) of the sweep did not finish:", file=sys.stderr)
+            for happened in failed:
+                print(f"  {happened}", file=sys.stderr)
 
     def job(self, cfg: DictConfig) -> float | None:
         """Check and launch one job; a failure is reported now and remembered, so that a sweep runs on."""
         from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
 
         self.started = True
-        hydra = HydraConfig.get()
-        in_sweep = hydra.mode == RunMode.MULTIRUN
-        run_dir = Path(hydra.runtime.output_dir)
-        label = f"job {hydra.job.num} ({hydra.job.override_dirname})" if in_sweep else ""
+        label = job_label(HydraConfig.get())
         try:
-            from src import checks, launch  # torch: nothing of --help or --cfg job needs it
-
-            # Again, although the callback has: ~hydra.callbacks.refuse removes that one, and other sweepers skip it.
-            config, found = checks.check(cfg)
-            if found:
-                raise Refused(*found)
-            info = {
-                "overrides": list(hydra.overrides.task),
-                "sweep": Path(hydra.sweep.dir).name if in_sweep else None,
-                "choices": {k: v for k, v in hydra.runtime.choices.items() if "/" not in k},
-            }
-            return launch.launch(config, run_dir, info, in_place=not in_sweep)
+            return start(cfg, HydraConfig.get())
         except Refused as refused:
-            print_refusal(refused)
-            self.failures.append((label, REFUSED))
+            print_refusal(refused, label)
+            self.failures.append((REFUSED, f"{label}refused: {' '.join(refused.problems)}"))
         except Failed as failed:
-            print(f"shardlab: {failed}", file=sys.stderr)
-            self.failures.append((label, FAILED))
-        except Interrupted as interrupted:
-            # Ends a sweep as well: who stops one job with Ctrl-C does not mean to start the next.
-            raise SystemExit(interrupted.exit_code) from interrupted
-        except KeyboardInterrupt as interrupt:
-            raise SystemExit(130) from interrupt
+            print(f"{failed.details}shardlab: {label}{failed}", file=sys.stderr)
+            self.failures.append((FAILED, f"{label}{failed}"))
+        except Exception as error:
+            # A fault of ours, not of a rank's. Said in full, but the other jobs of a sweep may well run.
+            traceback.print_exc()
+            self.failures.append((FAILED, f"{label}{type(error).__name__}: {error}"))
         return None
 
     def follow(self) -> int:
@@ -104,16 +94,52 @@ class CommandLine:
         try:
             launch.follow()
         except Failed as failed:
-            print(f"shardlab: {failed}", file=sys.stderr)
+            print(f"{failed.details}shardlab: {failed}", file=sys.stderr)
             return FAILED
         return 0
+
+
+def start(cfg: DictConfig, hydra: DictConfig) -> float | None:
+    """Launch one composed job in the folder that Hydra has made for it. hydra: its own node of the configuration."""
+    from src import checks, launch  # torch: nothing of --help or --cfg job needs it
+
+    if not vouched_for(hydra):
+        found = job_problems(cfg, task_overrides(hydra))
+        if found:
+            raise Refused(*found)
+    config, found = checks.check(cfg)
+    if found:
+        raise Refused(*found)
+    info = {
+        "overrides": task_overrides(hydra),
+        "sweep": Path(hydra.sweep.dir).name if in_sweep(hydra) else None,
+        "choices": {k: v for k, v in hydra.runtime.choices.items() if "/" not in k},
+    }
+    # torch's thread pools don't survive the forks of the jobs to come.
+    return launch.launch(config, Path(hydra.runtime.output_dir), info, in_place=not in_sweep(hydra))
+
+
+def job_label(hydra: DictConfig) -> str:
+    """What a line about one job of a sweep begins with; nothing for a run of its own."""
+    if not in_sweep(hydra):
+        return ""
+    overrides = " ".join(task_overrides(hydra))
+    shown = overrides if len(overrides) <= MAX_LABEL else f"{overrides[:MAX_LABEL]}..."
+    return f"job {hydra.job.num} ({shown}): "
+
+
+def refusable(error: Exception) -> bool:
+    """Whether an error of composing is the user's to mend: an override, a YAML of theirs, a folder."""
+    from hydra.errors import HydraException
+    from yaml import YAMLError
+
+    # Hydra itself raises bare ValueErrors about overrides (strategy=null) and flags (--cfg with --multirun).
+    return isinstance(error, HydraException | OmegaConfBaseException | YAMLError | ValueError | OSError)
 
 
 def joins_as_follower() -> bool:
     """Whether torchrun started this process as another rank than 0. Drops torch.distributed.launch's old flag."""
     if os.environ.get("LOCAL_RANK") is not None:
         sys.argv = [word for word in sys.argv if not word.startswith(("--local_rank=", "--local-rank="))]
-    from src.environment import torchrun_ranks
-
     ranks = torchrun_ranks()
     return ranks is not None and ranks.world_rank > 0

@@ -5,7 +5,7 @@ No import of torch: `train.py --cfg job` and `--help` must answer at once.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional  # noqa: UP035 - OmegaConf 2.3 reads these
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -14,7 +14,7 @@ from omegaconf import MISSING
 @dataclass
 class Sharding:
     level: str = MISSING
-    shard_size: Optional[int] = MISSING
+    shard_size: int | None = MISSING
     offload: str = MISSING
 
 
@@ -34,30 +34,30 @@ class Launch:
 @dataclass
 class Trainer:
     epochs: int = MISSING
-    max_steps: Optional[int] = MISSING
-    micro_batch_size: Optional[int] = MISSING
-    accumulate: Optional[int] = MISSING
-    global_batch_size: Optional[int] = MISSING
-    max_grad_norm: Optional[float] = MISSING
+    max_steps: int | None = MISSING
+    micro_batch_size: int | None = MISSING
+    accumulate: int | None = MISSING
+    global_batch_size: int | None = MISSING
+    max_grad_norm: float | None = MISSING
     log_every: int = MISSING
-    eval_every: Optional[int] = MISSING
+    eval_every: int | None = MISSING
     activation_checkpointing: str = MISSING
     compile: bool = MISSING
     deterministic: bool = MISSING
 
 
 # `async` is a word of Python's: neither a class body nor a generated __init__ or __repr__ can hold it.
-Checkpoint = dataclass(init=False, repr=False, eq=False)(
+Checkpoint: Any = dataclass(init=False, repr=False, eq=False)(
     type(
         "Checkpoint",
         (),
         {
             "__annotations__": {
-                "every": Optional[int],
+                "every": int | None,
                 "keep": int,
                 "async": bool,
-                "monitor": Optional[str],
-                "resume": Optional[str],
+                "monitor": str | None,
+                "resume": str | None,
             },
             **dict.fromkeys(["every", "keep", "async", "monitor", "resume"], MISSING),
         },
@@ -70,24 +70,24 @@ class Config:
     """The root. A `Dict` is a node with a `_target_`: its keys are checked against the target's signature."""
 
     seed: int = MISSING
-    name: Optional[str] = MISSING
-    task: Dict[str, Any] = field(default_factory=dict)
-    strategy: Dict[str, Any] = field(default_factory=dict)
+    name: str | None = MISSING
+    task: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
     sharding: Sharding = field(default_factory=Sharding)
     precision: Precision = field(default_factory=Precision)
-    model: Dict[str, Any] = field(default_factory=dict)
-    data: Dict[str, Any] = field(default_factory=dict)
-    optimizer: Dict[str, Any] = field(default_factory=dict)
-    schedule: Dict[str, Any] = field(default_factory=dict)
-    compression: Dict[str, Any] = field(default_factory=dict)
-    tracking: Dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    compression: dict[str, Any] = field(default_factory=dict)
+    tracking: dict[str, Any] = field(default_factory=dict)
     trainer: Trainer = field(default_factory=Trainer)
     launch: Launch = field(default_factory=Launch)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # type: ignore[valid-type]
 
 
 #: Groups whose node must carry a `_target_`.
-TARGET_GROUPS: List[str] = ["task", "strategy", "model", "data", "optimizer", "schedule", "tracking"]
+TARGET_GROUPS: list[str] = ["task", "strategy", "model", "data", "optimizer", "schedule", "tracking"]
 
 
 def register() -> None:

@@ -40,7 +40,9 @@ def torchrun_ranks() -> Ranks | None:
         )
     for name in TORCHRUN_VARIABLES:
         if name != "MASTER_ADDR" and not found[name].isdigit():
-            raise Refused(f"{name}={found[name]!r} in the environment is not a number. Start with torchrun, or unset it.")
+            raise Refused(
+                f"{name}={found[name]!r} in the environment is not a number. Start with torchrun, or unset it."
+            )
     ranks = Ranks(*(int(found[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
     if ranks.world_rank >= ranks.world_size or ranks.local_rank >= ranks.local_size:
         raise Refused(

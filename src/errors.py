@@ -1,7 +1,9 @@
 """What a user can be told: a refusal before the start, a failure after it."""
 
+import signal
 
-class Refused(ValueError):
+
+class Refused(ValueError):  # noqa: N818 - an outcome, named like the others
     """The experiment can't start as configured. Exit code 2.
 
     problems: one line each, of the form "choice, reason, remedy".
@@ -12,15 +14,22 @@ class Refused(ValueError):
         self.problems = list(problems)
 
 
-class Failed(RuntimeError):
-    """The experiment started and failed; the message names rank, error and log. Exit code 1."""
+class Failed(RuntimeError):  # noqa: N818
+    """The experiment started and failed; the message names rank, error and log. Exit code 1.
+
+    details: the failing rank's traceback, where it left one.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class Interrupted(BaseException):
     """A signal asked to stop. Exit code 128 + signal. Not an Exception: nothing may swallow it."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(f"stopped by signal {signal_number}")
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
         self.signal_number = signal_number
 
     @property

@@ -1,36 +1,56 @@
 """Which rank failed first, and why: the launcher names the first process it *noticed*, often a victim.
 
-Each failing rank leaves a record with the time (elastic's own error file); the earliest is the cause,
-unless a rank died without a word.
+Each failing rank leaves a record with the time (elastic's own error file). A rank that was killed, or crashed
+in C++, leaves none; of it the agent knows between which two looks it died. The earliest of all is the cause.
 """
 
 import json
 import os
+import re
 import signal
 import time
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from src.tracking.files import write_summary
+
+#: What gloo, NCCL and the store say when another process has gone.
+LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|remote process exited|communicator was aborted", re.I)
+MAX_MESSAGE = 500  # characters of an exception's words that the terminal shows; its log has them all
 
 
 @dataclass(frozen=True)
 class Failure:
-    """world_rank: who failed. message: the exception's type and words, or the signal. time: seconds since the epoch."""
+    """A rank's own record. message: the exception's type and words, in one line. time: seconds since the epoch."""
 
     world_rank: int
     message: str
     time: float
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Death:
+    """A rank's end as its agent saw it.
+
+    exit_code: negative for a signal. last_seen, noticed: seconds since the epoch.
+    """
+
+    world_rank: int
+    exit_code: int
+    last_seen: float
+    noticed: float
 
 
 def record_failure(error: BaseException, world_rank: int) -> Failure:
     """Leave a record for the parent (or for torchrun) in the file that the elastic agent named."""
-    failure = Failure(world_rank, f"{type(error).__name__}: {error}", time.time())
+    failure = Failure(world_rank, in_words(error), time.time(), "".join(traceback.format_exception(error)))
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is not None:
-        extra = {"timestamp": str(int(failure.time)), "world_rank": world_rank, "time": failure.time}
+        extra = {"timestamp": str(int(failure.time)), "py_callstack": failure.details, **asdict(failure)}
         temporary = Path(path).with_suffix(".partial")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({"message": {"message": failure.message, "extraInfo": extra}}))
@@ -38,23 +58,56 @@ def record_failure(error: BaseException, world_rank: int) -> Failure:
     return failure
 
 
-def first_cause(error: "ChildFailedError", records: Path) -> Failure:
-    """The failure that the others followed from. records: the folder under which error files lie."""
-    noticed_rank, noticed = error.get_first_failure()
-    known = []
-    for path in records.rglob("error.json"):
+def in_words(error: BaseException) -> str:
+    """An exception in one line."""
+    if isinstance(error, SystemExit):
+        return f"left by sys.exit({error.code!r}) in the middle of the run"
+    first_line = next((line for line in str(error).splitlines() if line.strip()), "")
+    words = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."
+
+
+def read_records(folder: Path) -> list[Failure]:
+    """The records that ranks left below `folder`; elastic's own, where one failed before it could write ours."""
+    found = []
+    for path in folder.rglob("error.json"):
         message = json.loads(path.read_text())["message"]
         extra = message["extraInfo"]
-        known.append(Failure(extra["world_rank"], message["message"], extra["time"]))
-    if not any(failure.world_rank == noticed_rank for failure in known):
-        # Dead without a word: killed from outside, or a crash in C++. The others only lost their peer.
-        return Failure(noticed_rank, how_it_ended(noticed.exitcode), noticed.timestamp)
-    return min(known, key=lambda failure: failure.time)
+        if "world_rank" in extra:
+            found.append(Failure(extra["world_rank"], extra["message"], extra["time"], extra["details"]))
+        else:  # elastic names a rank's folder by its local rank
+            words, seconds = message["message"], float(extra["timestamp"])
+            found.append(Failure(int(path.parent.name), words, seconds, extra.get("py_callstack", "")))
+    return found
+
+
+def first_cause(deaths: Iterable[Death], records: Iterable[Failure]) -> Failure:
+    """The failure that the others followed from: the earliest, but for those that tell of a peer's end.
+
+    deaths: of the ranks that were gone when the agent first noticed one, before it stopped the others.
+    """
+    records = list(records)
+    told = {record.world_rank for record in records}
+    silent = [death for death in deaths if death.world_rank not in told]
+    # A silent rank was alive when last seen, and its victims' records are younger than that.
+    silent_failures = [Failure(death.world_rank, how_it_ended(death.exit_code), death.last_seen) for death in silent]
+    # NCCL's watchdog aborts a rank whose peers are gone, so that end may be a victim's too.
+    aborted = {death.world_rank for death in silent if death.exit_code == -signal.SIGABRT}
+
+    def suspicion(failure: Failure) -> tuple[int, float]:
+        follows = 2 if LOST_PEER.search(failure.message) else 1 if failure.world_rank in aborted else 0
+        return follows, failure.time
+
+    return min(silent_failures + records, key=suspicion)
 
 
 def how_it_ended(exit_code: int) -> str:
-    """Words for a process's exit code; negative: a signal."""
-    if exit_code >= 0:
+    """Words for the exit code of a process that left no record; negative: a signal."""
+    if exit_code == 0:
+        return "left with exit code 0 before the run was over"
+    if exit_code > 128 and exit_code - 128 in signal.valid_signals():
+        return f"stopped by {signal.Signals(exit_code - 128).name}"
+    if exit_code > 0:
         return f"left with exit code {exit_code} and no message"
     name = signal.Signals(-exit_code).name
     hint = " (often the system, out of memory)" if name == "SIGKILL" else ""
@@ -66,11 +119,8 @@ def describe(failure: Failure, log_file: Path) -> str:
     return f"rank {failure.world_rank} failed: {failure.message}\n  its log: {log_file}"
 
 
-def mark_summary_failed(run_dir: Path, failure: Failure) -> None:
-    """Make summary.json name the cause: rank 0 may have been a victim, or gone before it could write."""
+def mark_summary(run_dir: Path, status: str, error: str) -> None:
+    """Make summary.json say how the run ended: rank 0 may have been a victim, or gone before it could write."""
     path = run_dir / "summary.json"
-    summary = json.loads(path.read_text()) if path.exists() else {}
-    summary |= {"status": "failed", "error": f"rank {failure.world_rank}: {failure.message}"}
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    temporary.replace(path)
+    summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    write_summary(run_dir, summary | {"status": status, "error": error})

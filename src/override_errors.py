@@ -1,55 +1,234 @@
-"""Hydra's errors about overrides, in one line each and with the nearest name."""
+"""Hydra's errors about overrides, in one line each: every bad override, with the nearest name and the remedy.
 
+Hydra stops at the first that it can't use. Here each is composed by itself on top of the good ones.
+"""
+
+import argparse
+import dataclasses
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException, SearchPathException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from src.config import Config
 from src.keys import did_you_mean
 
 CONF = Path(__file__).parent.parent / "conf"
+#: What Hydra raises while composing, where the user's words or files are at fault; ValueError for strategy=null.
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 
 
-def explain(error: Exception, overrides: list[str]) -> list[str]:
-    """The lines to refuse with. overrides: the command line's words."""
-    text = str(error).strip()
-    option = re.search(r"Could not find '([\w/@.]+)/([^/']+)'", text)
-    if option:
-        group, name = option.groups()
-        known = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-        return [f"{group}={name} is no option of {group}. {did_you_mean(name, known)} Known: {', '.join(known)}."]
-    key = re.search(r"Could not (?:override|delete from config\.) ?'?([\w.@/]+)'?", text)
-    cause = error.__cause__
-    if key and (cause is None or "not in" in str(cause) or "Key" in str(cause)):
-        return [f"{key[1]} is no key of the configuration. {did_you_mean(key[1], known_keys(overrides))}"]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if cause is not None and str(cause).strip() not in text:
-        lines.append(str(cause).strip().splitlines()[0])
-    return [" ".join(line for line in lines if not line.startswith(("To append", "full_key", "object_type", "reference_type")))]
+def explain(error: Exception, words: list[str]) -> list[str]:
+    """The lines to refuse with, when composing failed with `error`. words: the command line's."""
+    from hydra._internal.utils import get_args_parser
+
+    if isinstance(error, SearchPathException):
+        return [in_one_line(error)]
+    arguments = get_args_parser().parse_args(words)
+    composer = Composer(make_loader(arguments), arguments.config_name or "config")
+    return composer.explain(error, arguments.overrides, RunMode.MULTIRUN if arguments.multirun else RunMode.RUN)
 
 
-def known_keys(overrides: list[str]) -> list[str]:
-    """Every dotted key of the configuration that the good part of the command line composes to."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
+def make_loader(arguments: argparse.Namespace) -> Any:
+    """A configuration loader over the same folders as the failed one's, which is closed."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
 
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    chosen = [word for word in overrides if word.split("=")[0] in groups and "," not in word]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    main = CONF if arguments.config_path is None else CONF.parent / arguments.config_path
+    search_path = create_config_search_path(str(main))
+    if arguments.config_dir is not None:
+        folder = f"file://{Path(arguments.config_dir).absolute()}"
+        search_path.prepend(provider="command-line", path=folder, anchor=SearchPathQuery(provider="schema"))
+    return ConfigLoaderImpl(search_path)
+
+
+def merged_choices(words: list[str]) -> list[str]:
+    """Groups that were given a list: Hydra merges the options into one node, where the user meant a sweep."""
+    groups = {field.name for field in dataclasses.fields(Config) if (CONF / field.name).is_dir()}
+    found = []
+    for override in OverridesParser.create().parse_overrides(words):
+        value = override.value()
+        if override.key_or_group in groups and isinstance(value, list):
+            names = ",".join(map(str, value))
+            found.append(
+                f"{override.input_line} would merge the options into one. For a sweep use"
+                f" -m {override.key_or_group}={names}, for one run {override.key_or_group}={value[0]}."
+            )
+    return found
+
+
+class Composer:
+    """Composes parts of a command line, to find out which words of it are wrong and what would be right."""
+
+    def __init__(self, loader: Any, config_name: str) -> None:
+        self.loader, self.config_name = loader, config_name
+
+    def compose(self, words: list[str]) -> DictConfig:
+        return self.loader.load_configuration(self.config_name, words, run_mode=RunMode.RUN)
+
+    def explain(self, error: Exception, words: list[str], mode: RunMode = RunMode.RUN) -> list[str]:
+        """A line for each bad override among `words`, and for each rule that the good ones break together.
+
+        error: what composing all of them raised; it stands for itself where every override is good on its own.
+        """
+        overrides, found = parse(words, mode)
+        choices = [override for override in overrides if self.is_group(override.key_or_group)]
+        values = [override for override in overrides if override not in choices]
+        good: list[str] = []
+        bad_groups = set()
+        for override in choices:
+            line = self.choice_problem(override, good)
+            if line:
+                found.append(line)
+                bad_groups.add(override.key_or_group)
+            else:
+                good.append(str(override.input_line))
         try:
-            cfg = compose("config", overrides=chosen)
-        except HydraException:
-            cfg = compose("config")
-    return list(_dotted(cfg))
+            cfg = self.compose(good)
+        except COMPOSING as base_error:
+            return found or [in_one_line(base_error)]
+        suspects = set()
+        for override in values:
+            if override.key_or_group.split(".")[0] in bad_groups:
+                continue  # which keys are right depends on the option
+            line = self.value_problem(override, cfg, good)
+            if line:
+                found.append(line)
+                nearest = re.search(r"Did you mean ([\w.]+)", line)
+                suspects |= {key.split(".")[-1] for key in (override.key_or_group, nearest and nearest[1]) if key}
+            else:
+                good.append(str(override.input_line))
+        if not found:
+            return [in_one_line(error)]
+        return found if bad_groups else found + self.rule_problems(good, suspects)
+
+    def is_group(self, key: str) -> bool:
+        return bool(self.loader.repository.group_exists(key))
+
+    def choice_problem(self, override: Override, good: list[str]) -> str | None:
+        """What is wrong with group=option."""
+        group, option = override.key_or_group, override.value()
+        if override.is_delete():
+            return None
+        if option is None:
+            return f"{group}=null chooses nothing. {self.options(group, '')}"
+        try:
+            self.compose([*good, str(override.input_line)])
+        except COMPOSING as error:
+            if f"'{group}/{option}'" not in str(error):
+                return f"{override.input_line}: {in_one_line(error)}"
+            return f"{group}={option} is no option of {group}. {self.options(group, str(option))}"
+        return None
+
+    def options(self, group: str, name: str) -> str:
+        known = self.loader.get_group_options(group)
+        if not known:
+            return f"There is none yet; --config-dir adds a folder with your own {group}/*.yaml."
+        nearest = did_you_mean(name, known)
+        return nearest if nearest.startswith("Known") else f"{nearest} Known: {', '.join(known)}."
+
+    def value_problem(self, override: Override, cfg: DictConfig, good: list[str]) -> str | None:
+        """What is wrong with key=value, +key=value or ~key on top of the good overrides. cfg: the choices, composed."""
+        key, adds = override.key_or_group, override.is_add() or override.is_force_add()
+        exists = key in set(dotted_keys(cfg))
+        if not exists and not adds:
+            return unknown_key(key, cfg)
+        try:
+            self.compose([*good, str(override.input_line)])
+        except COMPOSING as error:
+            if override.is_delete():
+                return f"{key} was removed, but every run needs it. Drop the override {override.input_line}."
+            if exists and override.is_add():
+                return f"{key} exists already. Write {str(override.input_line).lstrip('+')}, without the +."
+            reason = str(error.__cause__ or error).splitlines()[0]
+            return f"{override.input_line} does not fit: {reason}. As it is: {key}={OmegaConf.select(cfg, key)}."
+        return None
+
+    def rule_problems(self, good: list[str], suspects: set[str]) -> list[str]:
+        """What the good overrides have wrong together, without what may only follow from a bad one's absence."""
+        from src import checks  # torch
+
+        try:
+            _, found = checks.check(self.compose(good))
+        except COMPOSING:
+            return []  # only together do they fail; their turn comes when the others are mended
+        return [line for line in found if not suspects & set(re.findall(r"\w+", line))]
 
 
-def _dotted(cfg: DictConfig, prefix: str = "") -> list[str]:
-    keys = []
+def parse(words: list[str], mode: RunMode) -> tuple[list[Override], list[str]]:
+    """The overrides that can be read and stand for one value each, and a line for each other word.
+
+    A sweep's axes are left out where they belong: its jobs are looked at one by one.
+    """
+    parser = OverridesParser.create()
+    overrides, found = [], []
+    for word in words:
+        try:
+            [override] = parser.parse_overrides([word])
+        except OverrideParseException as error:
+            found.append(unreadable(word, error))
+            continue
+        if not override.is_sweep_override():
+            overrides.append(override)
+        elif mode == RunMode.RUN:
+            found.append(f"{word} names several values. For a sweep use -m {word}; a list is written [a,b].")
+    return overrides, found
+
+
+def unreadable(word: str, error: OverrideParseException) -> str:
+    """A word that Hydra's grammar does not take, with the form that it does take."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        return f"{word} is no override. Write key=value."
+    quoted = '{}="{}"'.format(key, value.replace('"', '\\"'))
+    try:
+        OverridesParser.create().parse_overrides([quoted])
+    except OverrideParseException:
+        return f"{word} can't be read: {in_one_line(error)}"
+    return f"{word} can't be read: its value must be quoted, for Hydra and for the shell. Write {shlex.quote(quoted)}"
+
+
+def unknown_key(key: str, cfg: DictConfig) -> str:
+    """The line for a key that the configuration does not have."""
+    keys = [known for known in dotted_keys(cfg) if known.startswith("hydra.") == key.startswith("hydra.")]
+    parent = key
+    while parent not in keys and parent:
+        parent = parent.rpartition(".")[0]
+    choice = cfg.hydra.runtime.choices.get(parent)
+    where = f"{parent}={choice}" if choice else parent or "the configuration"
+    nearest = did_you_mean(key, keys)
+    if nearest.startswith("Known"):  # none is near; all of them would fill the screen
+        depth = parent.count(".") + 1 if parent else 0
+        nearest = did_you_mean(key, [k for k in keys if k.startswith(parent) and k.count(".") == depth])
+    return f"{key} is no key of {where}. {nearest}"
+
+
+def dotted_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Every key of a configuration, nodes included, from the root."""
     for key in cfg:
-        keys.append(f"{prefix}{key}")
+        yield f"{prefix}{key}"
         node = cfg._get_node(key)
         if OmegaConf.is_dict(node) and not OmegaConf.is_missing(cfg, key):
-            keys += _dotted(node, f"{prefix}{key}.")
-    return keys
+            yield from dotted_keys(node, f"{prefix}{key}.")
+
+
+def in_one_line(error: Exception) -> str:
+    """Any other error, without the lines that repeat it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}. Choose another folder, such as hydra.run.dir=..."
+    missing = re.search(r"In '([^']+)': Could not find '([^']+)'", str(error))
+    if missing:
+        return f"{missing[1]}.yaml chooses {missing[2]}, which does not exist."
+    skipped = ("To append", "full_key", "object_type", "reference_type", "See https", "Config search path", "provider=")
+    lines = [line.strip() for text in (error, error.__cause__) if text is not None for line in str(text).splitlines()]
+    return " ".join(line for line in dict.fromkeys(lines) if line and not line.startswith(skipped))

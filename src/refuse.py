@@ -5,6 +5,7 @@ ordinary exception in a callback becomes a warning and the run goes on; only Sys
 what `refusing` turns every error into. No torch is imported until a hook runs (`--cfg job` runs none).
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,27 +14,51 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, OmegaConf
 
 from src.errors import Refused
 
 REFUSED = 2
+TRACES_OF_A_RUN = ("summary.json", "metrics.jsonl", ".hydra", "multirun.yaml")
 
 
-class RefuseBeforeStart(Callback):
+class RefuseBeforeStart(Callback):  # type: ignore[misc] # hydra has no types
     """Checks a run, or every job of a sweep, before Hydra writes anything."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         with refusing():
-            folder = Path(config.hydra.run.dir)
-            refuse(job_problems(config) + folder_problems(folder, "hydra.run.dir"))
+            found = job_problems(config, task_overrides(config.hydra))
+            refuse(found + folder_problems(Path(config.hydra.run.dir), "hydra.run.dir"))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with refusing():
-            found = folder_problems(Path(config.hydra.sweep.dir), "hydra.sweep.dir")
-            for number, (overrides, job) in enumerate(sweep_jobs(config)):
-                found += [f"job {number} ({' '.join(overrides)}): {line}" for line in job_problems(job)]
-            refuse(found)
+            from src.sweep import sweep_problems  # which needs this module
+
+            refuse(sweep_problems(config) + folder_problems(Path(config.hydra.sweep.dir), "hydra.sweep.dir"))
+
+
+def in_sweep(hydra: DictConfig) -> bool:
+    """Whether a job is one of a sweep's. hydra: its own node of the configuration."""
+    from hydra.types import RunMode
+
+    return bool(hydra.mode == RunMode.MULTIRUN)
+
+
+def task_overrides(hydra: DictConfig) -> list[str]:
+    """The command line's words for one job, as they were typed: plain access would resolve a ${...} in them."""
+    return [str(word) for word in OmegaConf.to_container(hydra.overrides.task, resolve=False)]
+
+
+def has_known_jobs(hydra: DictConfig) -> bool:
+    """Whether a sweep's jobs are known before its first. A sweeper that optimises decides as it goes."""
+    return str(hydra.sweeper._target_).endswith("BasicSweeper")
+
+
+def vouched_for(hydra: DictConfig) -> bool:
+    """Whether the callback above has checked this job: ~hydra.callbacks.refuse removes it."""
+    callbacks = [callback.get("_target_") for callback in hydra.callbacks.values() if callback]
+    is_there = f"{RefuseBeforeStart.__module__}.{RefuseBeforeStart.__name__}" in callbacks
+    return is_there and (has_known_jobs(hydra) or not in_sweep(hydra))
 
 
 @contextmanager
@@ -49,9 +74,9 @@ def refusing() -> Iterator[None]:
         raise SystemExit(1) from error
 
 
-def print_refusal(refused: Refused) -> None:
-    """The problems on stderr, one a line, under one heading."""
-    print("shardlab refused to start:", file=sys.stderr)
+def print_refusal(refused: Refused, label: str = "") -> None:
+    """The problems on stderr, one a line, under one heading. label: the job of a sweep."""
+    print(f"shardlab refused to start{f' {label}'.rstrip(': ')}:", file=sys.stderr)
     for line in refused.problems:
         print(f"  {line}", file=sys.stderr)
 
@@ -61,11 +86,12 @@ def refuse(problems: list[str]) -> None:
         raise Refused(*problems)
 
 
-def job_problems(cfg: DictConfig) -> list[str]:
+def job_problems(cfg: DictConfig, overrides: list[str]) -> list[str]:
     """Everything that is wrong with one job; its data are fetched where nothing else is wrong."""
     from src import checks  # torch
+    from src.override_errors import merged_choices
 
-    found = choice_problems(cfg)
+    found = merged_choices(overrides)
     if found:
         return found
     try:
@@ -77,38 +103,15 @@ def job_problems(cfg: DictConfig) -> list[str]:
     return found
 
 
-def choice_problems(cfg: DictConfig) -> list[str]:
-    """A group that was given a list: Hydra merges the options, where the user meant a sweep."""
-    found = []
-    for group, choice in cfg.hydra.runtime.choices.items():
-        if isinstance(choice, list | ListConfig):
-            names = ",".join(str(name) for name in choice)
-            found.append(f"{group}=[{names}] would merge the options into one. For a sweep: -m {group}={names}")
-    return found
-
-
 def folder_problems(folder: Path, key: str) -> list[str]:
-    """A folder that holds a run already; writing another into it would lose the first."""
-    if any((folder / name).exists() for name in ("summary.json", "metrics.jsonl", ".hydra", "multirun.yaml")):
+    """A folder that can't be made or written to, or that holds a run already, which a second one would overwrite."""
+    if any((folder / name).exists() for name in TRACES_OF_A_RUN):
         return [f"{key}={folder} already holds a run. Choose another folder, or move that one away."]
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return [f"{key}={folder} can't be a folder: {existing} is a file. Choose another."]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return [f"{key}={folder} can't be written: no permission to write in {existing}. Choose another with {key}=..."]
     return []
-
-
-def sweep_jobs(config: DictConfig) -> Iterator[tuple[list[str], DictConfig]]:
-    """(overrides, composed configuration) of each job that Hydra's basic sweeper will run.
-
-    Another sweeper decides its jobs as it goes; those are checked one by one, when they start.
-    """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    if not str(config.hydra.sweeper._target_).endswith("BasicSweeper"):
-        return
-    loader = GlobalHydra.instance().config_loader()
-    params = config.hydra.sweeper.params  # hydra.sweeper.params in a YAML: a sweep's axes beside the command line's
-    arguments = [f"{key}={params[key]}" for key in params or ()] + list(config.hydra.overrides.task)
-    parsed = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
-    for batch in BasicSweeper.split_arguments(parsed, max_batch_size=None):
-        for overrides in batch:
-            yield overrides, loader.load_sweep_config(config, list(overrides))

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from hydra.utils import instantiate
 from torch import nn
 
-from src import checks
 from src.batch import BatchSizes
 from src.data.base import Data
 from src.errors import Interrupted
 from src.naming import run_name, run_tags
 from src.precision import Precision, cpu_has_native_bf16
 from src.schedule import Constant
+from src.setting import batch_sizes, strategy_name
 from src.sharding import Sharding
 from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
 from src.tracking.base import RunInfo
@@ -72,7 +72,12 @@ def apply_numerics(config: dict[str, Any], world: World) -> None:
     """Process-wide switches of torch's arithmetic."""
     torch.set_float32_matmul_precision("high" if config["precision"]["name"] == "tf32" else "highest")
     torch.use_deterministic_algorithms(config["trainer"]["deterministic"])
-    if config["precision"]["name"] == "bf16" and world.is_main and world.device.type == "cpu" and not cpu_has_native_bf16():
+    if (
+        config["precision"]["name"] == "bf16"
+        and world.is_main
+        and world.device.type == "cpu"
+        and not cpu_has_native_bf16()
+    ):
         log.warning("precision=bf16 will be slow: this CPU has no bf16 arithmetic and emulates it.")
 
 
@@ -86,7 +91,7 @@ def make_reporter(config: dict[str, Any], run_dir: Path, info: dict[str, Any], w
         tracker,
         RunInfo(
             run_dir=run_dir,
-            name=config["name"] or run_name(info, run_dir),
+            name=config["name"] or run_name(info, config, run_dir),
             config={**config, "world_size": world.world_size, "overrides": info.get("overrides", [])},
             group=config["tracking"].get("group") or info.get("sweep"),
             tags=[*run_tags(info), *config["tracking"].get("tags", [])],
@@ -98,7 +103,7 @@ def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentR
     """Every part of the run from its node."""
     trainer = config["trainer"]
     seed = config["seed"]
-    sizes = checks.batch_sizes(config, world.world_size)
+    sizes = batch_sizes(config, world.world_size)
 
     def make_model() -> nn.Module:
         # The same draw on every rank and under every strategy, whatever was drawn before.
@@ -119,6 +124,7 @@ def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentR
             Precision(config["precision"]["name"]),
             Sharding(**config["sharding"]),
             sizes.micro_batch_size,
+            sizes.accumulate,
             trainer["max_grad_norm"],
         ),
         sizes=sizes,
@@ -135,7 +141,7 @@ def announce(config: dict[str, Any], experiment: Experiment) -> None:
     log.info("run folder %s", experiment.run_dir)
     log.info(
         "strategy %s, sharding %s, precision %s; %d rank(s) on %s over %s, %d thread(s) each",
-        checks.strategy_name(config),
+        strategy_name(config),
         experiment.spec.sharding.level,
         experiment.spec.precision.name,
         world.world_size,

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from src.environment import Ranks, num_cores
 
@@ -19,7 +20,7 @@ class World:
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
 
     @classmethod
     def of(cls, ranks: Ranks, device_type: str) -> "World":
@@ -36,21 +37,20 @@ class World:
 
 
 def share_out_threads(world: World, users_choice: bool) -> None:
-    """Intra-op threads: cores // ranks of this machine, unless the user set OMP_NUM_THREADS.
+    """Intra-op threads: cores // ranks of this machine, unless OMP_NUM_THREADS is set.
 
-    One thread a core each would make N ranks fight over the cores N times.
+    One thread a core each would make N ranks fight over the cores N times. torchrun itself sets the variable
+    to 1 where the user has not, and nobody can tell the two apart: there the choice is made before we start.
     """
     if not users_choice:
         torch.set_num_threads(max(1, num_cores() // world.local_size))
 
 
 @contextmanager
-def process_group(world: World, timeout_seconds: float, store: dist.Store | None = None) -> Iterator[None]:
-    """The default process group. store: where the ranks meet; None: the environment's (MASTER_ADDR, MASTER_PORT)."""
+def process_group(world: World, timeout_seconds: float, store: Store) -> Iterator[None]:
+    """The default process group. store: where the ranks meet; a HashStore for a lone one, which meets nobody."""
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    if store is None and world.world_size == 1:
-        store = dist.HashStore()  # a lone process meets nobody: no port, no name look-up
     dist.init_process_group(
         world.backend,
         store=store,

@@ -1,0 +1,71 @@
+"""The range of every value that has one, each checked on its own."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from src.keys import did_you_mean
+from src.precision import PRECISIONS
+from src.sharding import LEVELS, OFFLOADS
+
+#: Keys that scripts may name already and that nothing reads yet, with the one value they can have.
+NOT_YET = {
+    "checkpoint.every": None,
+    "checkpoint.keep": 3,
+    "checkpoint.async": False,
+    "checkpoint.monitor": None,
+    "checkpoint.resume": None,
+    "launch.max_restarts": 0,
+    "trainer.activation_checkpointing": "none",
+    "trainer.compile": False,
+}
+
+
+def range_problems(config: dict[str, Any]) -> list[str]:
+    """Values out of range, one line each."""
+    found = [
+        f"{shown} is no finite number; choose one, or null where there may be none." for shown in non_finite(config)
+    ]
+    for key, only in NOT_YET.items():
+        value = at(config, key)
+        if value != only:
+            shown = "null" if only is None else str(only).lower()
+            found.append(f"{key}={value} is not available in this version of shardlab. Use {key}={shown}.")
+    at_least_one = ["trainer.epochs", "trainer.max_steps", "trainer.log_every", "trainer.eval_every", "data.limit"]
+    for key in at_least_one:
+        value = at(config, key)
+        if value is not None and value < 1:
+            empty = " leaves an empty data set" if key == "data.limit" else " is less than one"
+            found.append(f"{key}={value}{empty}; choose 1 or more.")
+    for key in ("trainer.max_grad_norm", "launch.timeout_seconds"):
+        value = at(config, key)
+        if value is not None and value <= 0:
+            found.append(f"{key}={value} must be more than 0{'; null: no clipping' if 'norm' in key else ''}.")
+    if not 0 <= config["seed"] < 2**32:
+        found.append(f"seed={config['seed']} is out of range; choose 0 to {2**32 - 1}.")
+    if at(config, "data.num_workers") is not None and at(config, "data.num_workers") < 0:
+        found.append(f"data.num_workers={at(config, 'data.num_workers')} is negative; choose 0 or more, or null.")
+    for key, known in (("sharding.level", LEVELS), ("sharding.offload", OFFLOADS), ("precision.name", PRECISIONS)):
+        if at(config, key) not in known:
+            found.append(f"{key}={at(config, key)} is unknown. {did_you_mean(str(at(config, key)), known)}")
+    return found
+
+
+def at(config: dict[str, Any], dotted_key: str) -> Any:
+    """The value at a dotted key; None where the node has no such key."""
+    value: Any = config
+    for part in dotted_key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def non_finite(value: Any, path: str = "") -> Iterator[str]:
+    """The dotted keys of all NaNs and infinities in a configuration."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from non_finite(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from non_finite(item, f"{path}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{path}={value}"

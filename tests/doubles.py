@@ -1,0 +1,70 @@
+"""Parts that misbehave on purpose. They come into a run by `_target_=tests.doubles.X`, so `src/` has no switch for them."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from src.batch import Request
+from src.data.base import Source
+from src.data.digits import Digits
+from src.strategies.base import MicroBatch
+
+
+def act(name: str, seconds: float) -> None:
+    """What a double does when its moment has come."""
+    if name == "raise":
+        raise ValueError("boom")
+    if name == "raise_long":
+        raise ValueError("boom\n" + "x" * 5000)
+    if name == "sys_exit":
+        sys.exit(0)
+    if name == "os_exit_0":
+        os._exit(0)
+    if name == "os_exit_3":
+        os._exit(3)
+    if name == "abort":
+        os.abort()
+    if name in ("SIGKILL", "SIGSEGV", "SIGTERM"):
+        os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(60)
+    if name == "hang":  # deaf to everything but SIGKILL
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(seconds)
+    if name == "sleep":
+        time.sleep(seconds)
+
+
+class MisbehavingDigits(Digits):
+    """Digits whose stream does `what` on rank `on_rank` before it hands out micro-batch number `at` (from 1).
+
+    None as rank: on all. With one micro-batch a step that is the step's number.
+    """
+
+    def __init__(self, what: str, on_rank: int | None = 1, at: int = 2, seconds: float = 120, **digits: Any) -> None:
+        super().__init__(**digits)
+        self.what, self.on_rank, self.at, self.seconds = what, on_rank, at, seconds
+
+    def load(self, device: torch.device, seed: int, **place: int) -> tuple[Source, Source]:
+        train, test = super().load(device, seed, **place)
+        rank = int(os.environ.get("RANK", "0"))
+        if self.on_rank is None or rank == self.on_rank:
+            return MisbehavingSource(train, self.what, self.at, self.seconds), test
+        return train, test
+
+
+class MisbehavingSource(Source):
+    def __init__(self, source: Source, what: str, at: int, seconds: float) -> None:
+        self.source, self.what, self.at, self.seconds = source, what, at, seconds
+        self.num_samples, self.targets_per_sample = source.num_samples, source.targets_per_sample
+
+    def stream(self, requests: Sequence[Request], epoch: int) -> Iterator[MicroBatch]:
+        for number, batch in enumerate(self.source.stream(requests, epoch), start=1):
+            if number == self.at:
+                act(self.what, self.seconds)
+            yield batch
