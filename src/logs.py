@@ -27,6 +27,8 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
     """Writes to the stdout of the moment, so that a progress bar can take the lines above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "shown_by_bar", False):
+            return
         self.setStream(sys.stdout)
         super().emit(record)
 

@@ -1,75 +1,70 @@
 """What a person sees: a progress bar on a terminal, plain lines elsewhere, and a table at the end."""
 
 import logging
+import math
+import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
 
-class Progress:
-    """On a terminal a bar with loss, rate and time left; elsewhere one line of log a logged step, thinned out."""
+class Progress(Protocol):
+    """What follows the training step by step."""
 
-    def __init__(self) -> None:
-        self.bar: Any = None
-        self.total_steps = 0
-        self.last_line = 0.0
+    def step(self, record: dict[str, Any]) -> None: ...
 
-    def begin(self, total_steps: int) -> None:
-        self.total_steps = total_steps
-        if sys.stdout.isatty():
-            from rich import progress  # 0.1 s to import
+    def close(self) -> None: ...
 
-            self.bar = progress.Progress(
-                progress.TextColumn("epoch {task.fields[epoch]}"),
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TextColumn("loss {task.fields[loss]}  {task.fields[rate]} samples/s"),
-                progress.TimeRemainingColumn(),
-            )
-            self.bar.start()
-            self.task = self.bar.add_task("train", total=total_steps, epoch=1, loss="-", rate="-")
+
+def make_progress(total_steps: int) -> Progress:
+    """A bar where stdout is a terminal that can move its cursor, else lines only."""
+    if sys.stdout.isatty():
+        from rich.console import Console  # 0.1 s to import, with what the bar needs
+
+        console = Console(file=sys.stdout)
+        if not console.is_dumb_terminal:
+            from src.tracking.bar import Bar
+
+            return Bar(console, total_steps)
+    return Lines(total_steps)
+
+
+class Lines:
+    """A line of log for a logged step, thinned out: every 2 s at first, once a minute in a long run.
+
+    shown_by_bar: the terminal has a bar that says the same; the lines go to the log files.
+    """
+
+    def __init__(self, total_steps: int, shown_by_bar: bool = False) -> None:
+        self.total_steps, self.shown_by_bar = total_steps, shown_by_bar
+        self.started = time.perf_counter()
+        self.last_line = -math.inf
 
     def step(self, record: dict[str, Any]) -> None:
-        if self.bar is not None:
-            self.bar.update(
-                self.task,
-                completed=record["step"],
-                epoch=record["epoch"] + 1,
-                loss=f"{record['loss']:.4f}",
-                rate=f"{record['samples_per_second']:.0f}",
-            )
-            return
         now = time.perf_counter()
         is_end = record["step"] in (1, self.total_steps)
-        if is_end or now - self.last_line >= SECONDS_BETWEEN_LINES:
+        if is_end or now - self.last_line >= seconds_between_lines(now - self.started):
             self.last_line = now
             left = (self.total_steps - record["step"]) * record["step_seconds"]
-            log.info(
-                "step %d/%d  loss %.4f  grad norm %.3f  %.0f samples/s  %s left",
-                record["step"],
-                self.total_steps,
-                record["loss"],
-                record["grad_norm"],
-                record["samples_per_second"],
-                duration(left),
-            )
-
-    def evaluated(self, record: dict[str, Any]) -> None:
-        log.info("step %d  test %s", record["step"], evaluation_words(record))
-
-    def epoch_ended(self, record: dict[str, Any]) -> None:
-        log.info("epoch %d done  mean train loss %.4f", record["epoch"] + 1, record["loss"])
+            words = f"step {record['step']}/{self.total_steps}  {step_words(record)}  {duration(left)} left"
+            log.info(words, extra={"shown_by_bar": self.shown_by_bar})
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        return None
 
 
-SECONDS_BETWEEN_LINES = 2.0
+def seconds_between_lines(elapsed_seconds: float) -> float:
+    return min(60.0, max(2.0, elapsed_seconds / 60))
+
+
+def step_words(record: dict[str, Any]) -> str:
+    words = f"loss {record['loss']:.4f}"
+    if record.get("grad_norm") is not None:
+        words += f"  grad norm {record['grad_norm']:.3f}"
+    return f"{words}  {record['samples_per_second']:.0f} samples/s"
 
 
 def evaluation_words(record: dict[str, Any]) -> str:
@@ -78,40 +73,76 @@ def evaluation_words(record: dict[str, Any]) -> str:
         words += f"  accuracy {record['accuracy']:.4f}"
     if "perplexity" in record:
         words += f"  perplexity {record['perplexity']:.2f}"
-    return f"{words}  ({record['samples']} samples)"
+    return f"{words}  ({record['samples']:,} samples)"
 
 
 def duration(seconds: float) -> str:
     """h:mm:ss, or seconds below a minute."""
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
 
 
+def memory(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def shown(path: Path) -> str:
+    """As one would type it from here."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def table_rows(summary: dict[str, Any], run_dir: Path) -> dict[str, str]:
+    """What was trained, how well, how fast; only what this run has done."""
+    rows = {}
+    if summary["parameters"] is not None:
+        ranks = summary["world_size"]
+        rows["model"] = f"{summary['parameters']:,} parameters on {ranks} rank{'s' if ranks != 1 else ''}"
+    if summary["steps"] is not None:
+        rows["trained"] = (
+            f"{summary['steps']:,} steps, {summary['samples']:,} samples in {duration(summary['seconds'])}"
+        )
+    if summary["train_loss"] is not None:
+        rows["train loss"] = f"{summary['train_loss']:.4f} (mean of the last epoch)"
+    if summary["eval"] is not None:
+        rows["test"] = evaluation_words(summary["eval"])
+    if summary["samples_per_second"] is not None:
+        rows["speed"] = f"{summary['samples_per_second']:.0f} samples/s"
+    if summary["peak_memory_bytes"]:
+        rows["peak memory"] = f"{memory(max(summary['peak_memory_bytes']))} on the fullest rank"
+    rows["run folder"] = shown(run_dir)
+    if (run_dir / "model.safetensors").exists():
+        rows["weights"] = shown(run_dir / "model.safetensors")
+    return rows
+
+
 def final_table(summary: dict[str, Any], run_dir: Path, commands: list[str]) -> None:
-    """What was trained, how well, how fast, and how to look at it."""
+    """Print what was trained, how well and how fast, then the commands to look at it and to go on from it."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    peak = max(summary["peak_memory_bytes"] or [0])
-    rows = {
-        "run folder": str(run_dir),
-        "model": f"{summary['parameters']:,} parameters on {summary['world_size']} rank(s)",
-        "trained": f"{summary['steps']} steps, {summary['samples']:,} samples, {duration(summary['seconds'])}",
-        "train loss": f"{summary['train_loss']:.4f} (mean of the last epoch)",
-        "test": evaluation_words(summary["eval"]) if summary["eval"] else "not evaluated",
-        "speed": f"{summary['samples_per_second']:.0f} samples/s",
-        "peak memory": f"{peak / 2**30:.2f} GiB on the fullest rank",
-        "weights": str(run_dir / "model.safetensors"),
-    }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    for index, command in enumerate(commands):
-        table.add_row("look at it" if index == 0 else "", command)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    for name, value in table_rows(summary, run_dir).items():
+        table.add_row(name, Text(value))  # Text: brackets in a path are no markup
     console.print(table)
+    if commands:
+        console.print(Text("look at it", style="bold"))
+    if summary["checkpoint"] is not None:
+        commands = [*commands, f"python train.py checkpoint.resume={shlex.quote(shown(run_dir))}"]
+    for command in commands:
+        # Soft-wrapped: the terminal breaks the line, and copying it gives one.
+        console.print(Text(f"  {command}"), soft_wrap=True)
+
+
+def closing_line(summary: dict[str, Any], total_steps: int | None, run_dir: Path) -> str:
+    """What there is to say of a run that did not finish."""
+    after = f"after step {summary['steps'] or 0}" + (f" of {total_steps}" if total_steps is not None else "")
+    how = f"{summary['status']} {after}, {duration(summary['seconds'])}: {summary['error']}"
+    return f"{how}\n  what it measured: {shown(run_dir)}"

@@ -1,12 +1,15 @@
-"""What rank 0 does with every measurement: the run's files, the tracker, the terminal. Other ranks have SilentReporter."""
+"""What rank 0 does with every measurement: the run's files, the tracker, the terminal. Other ranks are silent."""
 
 import logging
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from src.logs import ONLY_IN_RANK_LOG
 from src.tracking.base import RunInfo, Tracker
-from src.tracking.console import Progress, final_table
+from src.tracking.console import Progress, closing_line, evaluation_words, final_table, make_progress
 from src.tracking.files import MetricsFile, write_summary
 
 log = logging.getLogger(__name__)
@@ -35,56 +38,84 @@ class SilentReporter:
 
 
 class Reporter(SilentReporter):
-    """Rank 0's. summary: what summary.json will hold, filled in as the run goes."""
+    """Rank 0's. summary: what summary.json will hold, filled in as the run goes.
+
+    The run's own files must be written: where they can't, OSError ends the run. The tracker may fail.
+    """
 
     def __init__(self, run_dir: Path, tracker: Tracker, run: RunInfo) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
+        self.tracker_works = True
         self.metrics = MetricsFile(run_dir)
-        self.progress = Progress()
+        self.progress: Progress | None = None
+        self.total_steps: int | None = None
+        self.warned_of_loss = False
         self.started = time.perf_counter()
         self.summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
-        tracker.start(run)
+        self._tell(tracker.start, run)
 
     def begin(self, total_steps: int) -> None:
-        self.progress.begin(total_steps)
+        self.total_steps = total_steps
+        self.progress = make_progress(total_steps)
 
     def train(self, record: dict[str, Any]) -> None:
         self._write({"kind": "train", **record})
         self.update(steps=record["step"], samples=record["samples"])
-        self.progress.step(record)
+        if not math.isfinite(record["loss"]) and not self.warned_of_loss:
+            self.warned_of_loss = True
+            log.warning("step %d: the loss is %s; metrics.jsonl says null", record["step"], record["loss"])
+        if self.progress is not None:
+            self.progress.step(record)
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self._write({"kind": "eval", **record})
         self.update(eval={key: value for key, value in record.items() if key != "step"})
-        self.progress.evaluated(record)
+        log.info("step %d  test %s", record["step"], evaluation_words(record))
 
     def epoch_ended(self, record: dict[str, Any]) -> None:
         self._write({"kind": "epoch", **record})
         self.update(train_loss=record["loss"])
-        self.progress.epoch_ended(record)
+        log.info("epoch %d done  mean train loss %.4f", record["epoch"] + 1, record["loss"])
 
     def _write(self, record: dict[str, Any]) -> None:
         self.metrics.write(record)
-        self.tracker.log(record)
+        self._tell(self.tracker.log, record)
+
+    def _tell(self, method: Callable[..., None], *arguments: Any) -> None:
+        """Call the tracker, which is told nothing more once it has raised."""
+        if not self.tracker_works:
+            return
+        try:
+            method(*arguments)
+        except Exception:
+            self.tracker_works = False
+            log.warning("the tracker failed and is told nothing more; the training goes on", exc_info=True)
 
     def update(self, **facts: Any) -> None:
         self.summary.update(facts)
 
     def close(self, status: str, error: str | None, exit_code: int) -> None:
-        self.progress.close()
-        self.metrics.close()
-        self.update(status=status, error=error, seconds=round(time.perf_counter() - self.started, 3))
+        if self.progress is not None:
+            self.progress.close()
+        self.update(
+            status=status,
+            error=error,
+            seconds=round(time.perf_counter() - self.started, 3),
+            wandb=self.tracker.identity(),
+        )
         # Before the tracker, which may take its time: whatever happens there, the run's own record is whole.
-        self.update(wandb=self.tracker.identity())
         write_summary(self.run_dir, self.summary)
-        self.tracker.finish(exit_code, self.summary)
+        self.metrics.close()
+        self._tell(self.tracker.finish, exit_code, self.summary)
         self.update(wandb=self.tracker.identity())
         write_summary(self.run_dir, self.summary)
         if status == "finished":
             final_table(self.summary, self.run_dir, self.tracker.commands())
         else:
-            log.info("%s after step %s: %s", status, self.summary["steps"] or 0, error)
+            # Whose fault a failure was, the launcher knows, and says last.
+            where = ONLY_IN_RANK_LOG if status == "failed" else None
+            log.info(closing_line(self.summary, self.total_steps, self.run_dir), extra=where)
 
 
 SUMMARY_KEYS = (

@@ -1,0 +1,185 @@
+"""The wandb package, spoken to from one thread: open a run, log, close it, leave no process behind.
+
+Settings go through wandb.Settings: it must not print, prompt, capture the console, or read the source code.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import wandb
+
+from src.tracking.base import RunInfo
+
+log = logging.getLogger(__name__)
+
+#: Entries of summary.json that W&B's table of runs shows.
+SUMMARY_FACTS = (
+    "status",
+    "error",
+    "parameters",
+    "world_size",
+    "data_parallel_size",
+    "seconds",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "checkpoint",
+)
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+def login_problem() -> str | None:
+    """Why wandb could not go online from here, in words; None where it could. No prompt and no network."""
+    # Under WANDB_SILENT wandb says nothing, and does not ask its server who the key belongs to.
+    before = os.environ.get("WANDB_SILENT")
+    os.environ["WANDB_SILENT"] = "true"
+    try:
+        if wandb.login(prompt=False, verify=False):
+            return None
+        return "wandb has no API key here, or was told to stay offline (WANDB_MODE, `wandb offline`)"
+    except wandb.errors.AuthenticationError as error:
+        return f"wandb can't use its API key: {error}"
+    finally:
+        wandb.teardown()  # its thread: ranks are forked from this process
+        if before is None:
+            del os.environ["WANDB_SILENT"]
+        else:
+            os.environ["WANDB_SILENT"] = before
+
+
+def quiet_settings(**more: Any) -> "wandb.Settings":
+    return wandb.Settings(
+        silent=True,  # neither banners nor prompts
+        console="off",  # stdout and stderr stay the run's
+        disable_git=True,  # no patch, no remote's address; the commit goes into the configuration
+        disable_code=True,
+        save_code=False,
+        reinit="create_new",  # no global wandb.run
+        **more,
+    )
+
+
+class WandbClient:
+    """One run in wandb. Every method but kill_service belongs to one thread.
+
+    mode: "online", "offline" or "disabled", once open() has settled it.
+    """
+
+    def __init__(self, run_id: str, init_timeout_seconds: float, finish_timeout_seconds: float) -> None:
+        self.run_id = run_id
+        self.init_timeout_seconds, self.finish_timeout_seconds = init_timeout_seconds, finish_timeout_seconds
+        self.mode: str | None = None
+        self.url: str | None = None
+        self.run: Any = None
+        self.service_pids: list[int] = []
+
+    def open(self, run: RunInfo, wanted_mode: str, project: str | None) -> None:
+        """Open the run: online where that is wanted and works, else offline. Raises what wandb raises offline."""
+        self._start_service()
+        mode = self._settle_mode(wanted_mode)
+        if mode == "online":
+            try:
+                self.run = self._init(run, "online", project)
+            except (wandb.errors.Error, TimeoutError, OSError) as error:
+                log.warning(
+                    "Weights & Biases can't be reached; the run goes on offline. %s", str(error).splitlines()[0]
+                )
+                mode = "offline"
+                # The id is taken in this service, by the attempt that failed.
+                wandb.teardown()
+                self._start_service()
+        if mode == "offline":
+            self.run = self._init(run, "offline", project)
+        self.mode = mode
+        if self.run is not None:
+            self.run_id, self.url = self.run.id, self.run.url
+            # The x axis is our own step: wandb's can't go back, and would drop what a resumed run repeats.
+            self.run.define_metric("step")
+            self.run.define_metric("*", step_metric="step")
+            log.info("Weights & Biases run %s is %s%s", self.run_id, mode, f": {self.url}" if self.url else "")
+
+    def _start_service(self) -> None:
+        """wandb's helper process, a child of this thread."""
+        ours = sys.exit, sys.excepthook
+        wandb.setup(settings=quiet_settings())
+        sys.exit, sys.excepthook = ours  # it puts its own in their place, for an exit code that we tell it
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children")  # Linux
+        self.service_pids = [int(pid) for pid in children.read_text().split()] if children.exists() else []
+
+    def _settle_mode(self, wanted_mode: str) -> str:
+        if wanted_mode == "offline":
+            return "offline"
+        told = wandb.setup().settings.mode
+        if wanted_mode == "auto" and told in ("disabled", "offline"):
+            return str(told)
+        try:
+            logged_in = wandb.login(prompt=False, verify=False)
+        except wandb.errors.AuthenticationError as error:
+            log.warning("Weights & Biases: %s. The run goes on offline.", error)
+            return "offline"
+        if wanted_mode == "online" and not logged_in:
+            log.warning("Weights & Biases is no longer logged in; the run goes on offline.")
+        return "online" if logged_in else "offline"
+
+    def _init(self, run: RunInfo, mode: Literal["online", "offline"], project: str | None) -> Any:
+        return wandb.init(
+            mode=mode,
+            project=project,
+            id=self.run_id,
+            resume=None if run.earlier_id is None else "allow",
+            name=run.name,
+            group=run.group,
+            tags=list(dict.fromkeys(tag[:64] for tag in run.tags)),
+            config={**run.config, "git": source_state()},
+            dir=str(run.run_dir),
+            settings=quiet_settings(
+                init_timeout=self.init_timeout_seconds,
+                finish_timeout=self.finish_timeout_seconds,
+            ),
+        )
+
+    def log(self, record: dict[str, Any]) -> None:
+        """A line of metrics.jsonl, its numbers named train/loss, eval/accuracy, …"""
+        if self.run is not None:
+            self.run.log(metrics(record))
+
+    def finish(self, exit_code: int, summary: dict[str, Any]) -> None:
+        """Close the run with the job's exit code; waits for uploads, up to finish_timeout_seconds."""
+        if self.run is not None:
+            # What the metrics do not say already.
+            self.run.summary.update({key: summary[key] for key in SUMMARY_FACTS if summary.get(key) is not None})
+            self.run.finish(exit_code=exit_code)
+
+    def close(self) -> None:
+        """End wandb's helper process, and wait for it."""
+        wandb.teardown()
+
+    def kill_service(self) -> None:
+        """End a helper process that does not answer, from any thread: it would outlive the run, or keep it waiting."""
+        for pid in self.service_pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def metrics(record: dict[str, Any]) -> dict[str, Any]:
+    """{"kind": "train", "step": 3, "loss": 0.5, "batch_hash": …} -> {"step": 3, "train/loss": 0.5}; numbers only."""
+    kind = record["kind"]
+    numbers = {key: value for key, value in record.items() if isinstance(value, int | float) and key != "step"}
+    return {"step": record["step"], **{f"{kind}/{key}": value for key, value in numbers.items()}}
+
+
+def source_state() -> dict[str, Any] | None:
+    """{"commit": the first 12 digits, "dirty": whether files differ from it}; None outside a git checkout."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    try:
+        words = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit, _, dirty = words.partition("-")
+    return {"commit": commit, "dirty": dirty == "dirty"}
