@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 MODES = ("auto", "online", "offline")
 MAX_TAG = 64  # characters, W&B's limit
 #: A run that needs longer to its first logged step than this is opened before it.
-HEAD_START_SECONDS = 10.0
+HEAD_START_SECONDS = 5.0
 #: How long finish() waits for uploads after a run that ended well, and after one that did not: then its other
-#: ranks are waiting to leave as well, and the launcher kills what is left after 30 s.
+#: ranks are gone, and the launcher kills what is left after 8 s (src/agent.py).
 FINISH_SECONDS = 30.0
-FAILED_FINISH_SECONDS = 10.0
+FAILED_FINISH_SECONDS = 6.0
 SILENT_SECONDS = 2.0  # it waits that long before it says so
 
 
