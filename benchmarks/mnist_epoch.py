@@ -11,7 +11,6 @@ import argparse
 import gzip
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -70,9 +69,8 @@ def torchvision_layout(archives: Path, root: Path) -> None:
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for path in sorted(archives.glob("*-ubyte*")):
-        opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-        with opened as source, (raw / path.name.removesuffix(".gz")).open("wb") as target:
-            shutil.copyfileobj(source, target)
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        (raw / path.name.removesuffix(".gz")).write_bytes(content)
 
 
 def stock(folder: Path, root: Path) -> tuple[float, float]:
@@ -80,7 +78,9 @@ def stock(folder: Path, root: Path) -> tuple[float, float]:
     script = folder / "stock.py"
     script.write_text(STOCK)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, str(script), str(root)], capture_output=True, text=True, check=True, cwd=folder, timeout=900)
+    done = subprocess.run(
+        [*command, str(script), str(root)], capture_output=True, text=True, check=True, cwd=folder, timeout=900
+    )
     [line] = [line for line in done.stdout.splitlines() if line.startswith("result")]
     _, seconds, accuracy = line.split()
     return float(seconds), float(accuracy)
@@ -90,7 +90,13 @@ def ours(folder: Path, root: Path) -> tuple[float, float]:
     """(seconds an epoch, test accuracy) of the preset."""
     run_dir = folder / "run"
     command = [sys.executable, str(REPOSITORY / "train.py"), "experiment=mnist_ddp", "trainer.epochs=1"]
-    options = [f"data.root={root}", "launch.nproc=2", "launch.device=cpu", f"hydra.run.dir={run_dir}", "tracking=offline"]
+    options = [
+        f"data.root={root}",
+        "launch.nproc=2",
+        "launch.device=cpu",
+        f"hydra.run.dir={run_dir}",
+        "tracking=offline",
+    ]
     subprocess.run([*command, *options], capture_output=True, check=True, cwd=folder, timeout=900)
     summary = json.loads((run_dir / "summary.json").read_text())
     return NUM_TRAIN / summary["samples_per_second"], summary["eval"]["accuracy"]
@@ -113,7 +119,9 @@ def main() -> None:
     print(f"an epoch of {NUM_TRAIN} images, batch 64 a rank, two ranks on {len(os.sched_getaffinity(0))} cores")
     for name, pairs in results.items():
         seconds, accuracies = zip(*pairs, strict=True)
-        print(f"  {name:<26} median {statistics.median(seconds):6.1f} s   test accuracy {statistics.median(accuracies):.4f}")
+        print(
+            f"  {name:<26} median {statistics.median(seconds):6.1f} s   test accuracy {statistics.median(accuracies):.4f}"
+        )
     pairs = zip(results["shardlab"], results["stock torchvision script"], strict=True)
     ratio = statistics.median(ours / stock for (ours, _), (stock, _) in pairs)
     print(f"shardlab / stock: {ratio:.3f} (bar: at most 0.55)")

@@ -67,9 +67,7 @@ def ours() -> Block:
             return {}
 
     def block() -> None:
-        NoEvaluation(
-            strategy, train, test, BatchSizes(BATCH, 1, 1), limits, Constant(), 0, CPU, SilentReporter()
-        ).fit()
+        NoEvaluation(strategy, train, test, BatchSizes(BATCH, 1, 1), limits, Constant(), 0, CPU, SilentReporter()).fit()
 
     return block
 

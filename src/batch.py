@@ -53,7 +53,8 @@ class BatchSizes:
             raise Refused(f"{' and '.join(missing)} are null; give two of the three batch sizes.")
         ranks = data_parallel_size
         if global_batch is None:
-            assert micro is not None and accumulate is not None
+            assert micro is not None
+            assert accumulate is not None
             return cls(micro, accumulate, ranks)
         if micro is None or accumulate is None:
             known_key = "accumulate" if micro is None else "micro_batch_size"

@@ -32,9 +32,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     logits: (batch, classes) or (batch, sequence, vocabulary), any float type.
     targets: (batch,) or (batch, sequence), int64, -100 where nothing is to be predicted.
     """
-    return F.cross_entropy(
-        logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def evaluation_sums(logits: Tensor, targets: Tensor) -> EvalSums:

@@ -108,7 +108,8 @@ def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentR
     def make_model() -> nn.Module:
         # The same draw on every rank and under every strategy, whatever was drawn before.
         torch.manual_seed(seed)
-        return instantiate(config["model"], _convert_="all")
+        model: nn.Module = instantiate(config["model"], _convert_="all")
+        return model
 
     return Experiment(
         world=world,

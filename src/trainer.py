@@ -162,7 +162,7 @@ class Trainer:
         }
         per_sample = self.train.targets_per_sample
         if self.metric == "perplexity" and per_sample is not None:
-            record["tokens_per_second"] = record["samples_per_second"] * per_sample
+            record["tokens_per_second"] = window.samples / seconds * per_sample
         if loss == 0.0 and per_sample is None:
             log.warning("step %d: loss 0; every target of the step may be masked (-100)", self.step)
         self.reporter.train(record)

@@ -127,7 +127,7 @@ def render(outcome: dict[tuple[str, str, str], str]) -> str:
         cells = []
         for sharding in SHARDINGS:
             equal = [p for p in PRECISIONS if outcome[strategy, sharding, p] == "equal"]
-            cells.append(", ".join(equal) or "–")
+            cells.append(", ".join(equal) or "-")
         lines.append(f"| `{strategy}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
 from src.strategies.base import Axis, BuildSpec, MicroBatch, OptimizerFactory, StepReport, Strategy
+from src.world import World
 
 
 class AutogradStrategy(Strategy):
@@ -35,7 +37,7 @@ class AutogradStrategy(Strategy):
         if self.scaler is not None and spec.world.device.type == "cpu":
             # torch 2.14's fused CPU kernels can't take the scaler's verdict (shapes [] and [1] clash); with this
             # off, the scaler decides before it calls the optimizer, as it does for optimizers that aren't fused.
-            self.optimizer._step_supports_amp_scaling = False
+            self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
     def data_axis(self, spec: BuildSpec) -> Axis:
         """All ranks of the world, under the default process group."""
@@ -78,10 +80,10 @@ class AutogradStrategy(Strategy):
         """Gradients of loss / valid_targets, times what the engine's averaging takes away."""
         if self.scaler is not None:
             # Without the gradient factor: times the ranks, fp16 would overflow on many where it does not on one.
-            self.scaler.scale(loss / valid_targets).backward()
+            torch.autograd.backward(self.scaler.scale(loss / valid_targets))
         else:
             # The weight enters as the gradient of the loss, which saves the graph a division.
-            loss.backward(self.loss_weight(valid_targets, loss))
+            torch.autograd.backward(loss, self.loss_weight(valid_targets, loss))
 
     def loss_weight(self, valid_targets: int | Tensor, loss: Tensor) -> Tensor:
         """gradient_factor / valid_targets, of the loss's type; the same tensor while steps have as many targets."""
@@ -159,3 +161,11 @@ def average_buffers(model: nn.Module, axis: Axis) -> None:
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """A detached CPU copy of an unsharded module's state."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def gathered_weights(model: nn.Module, world: World) -> dict[str, Tensor] | None:
+    """A sharded module's whole state on the CPU, under the bare names; None but on rank 0. Collective."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict  # 1.2 s to import
+
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return cast(dict[str, Tensor], whole) if world.is_main else None

@@ -7,7 +7,7 @@ A strategy gets the whole list because pipeline schedules expose nothing smaller
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,7 @@ from src.world import World
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """inputs: (micro_batch, ...). targets: int64, -100 where masked. Both on the rank's device."""
 
     inputs: Tensor
@@ -44,8 +43,7 @@ class Axis:
         return tensor
 
 
-@dataclass(frozen=True)
-class StepReport:
+class StepReport(NamedTuple):
     """grad_norm: global L2 norm before clipping, scalar, None where nobody asked for it. skipped: fp16 overflow."""
 
     grad_norm: Tensor | None
@@ -92,6 +90,7 @@ class BuildSpec:
     precision: Precision = Precision("fp32")
     sharding: Sharding = Sharding()
     micro_batch_size: int = 1
+    accumulate: int = 1
     max_grad_norm: float | None = None
 
 
@@ -122,8 +121,8 @@ class Strategy(ABC):
 
         microbatches: this data rank's, at least one, all of one shape.
         valid_targets: targets that count in the whole step, over all micro-batches and data ranks; at least 1.
-        Returns this rank's share of the loss, scalar, detached: the shares of all data ranks add up to the
-        mean over valid targets. None where this rank does not hold the loss.
+        Returns the loss summed over this data rank's valid targets, in nats, scalar, detached (so that the sums of
+        all data ranks add up). None where this rank does not hold the loss.
         """
 
     @abstractmethod

@@ -5,11 +5,12 @@ Every rank holds the whole model; gradients are all-reduced in buckets while bac
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from src.strategies.autograd import AutogradStrategy, whole_weights, average_buffers
+from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
 from src.strategies.base import BuildSpec, MicroBatch, Setting, Support
 
 
@@ -27,7 +28,7 @@ class DDP(AutogradStrategy):
         find_unused_parameters: bool = False,
         forward_sync_buffers: bool = True,
     ) -> None:
-        self.options = {
+        self.options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
@@ -41,11 +42,12 @@ class DDP(AutogradStrategy):
         found = []
         if setting.arguments.get("static_graph") and setting.accumulate > 1:
             found.append(
-                f"strategy.static_graph=true with trainer.accumulate={setting.accumulate}: the first step's no_sync breaks"
-                " the recorded graph. Use strategy.static_graph=false, or trainer.accumulate=1."
+                f"strategy.static_graph=true with trainer.accumulate={setting.accumulate}: the first step's no_sync"
+                " breaks the recorded graph. Use strategy.static_graph=false, or trainer.accumulate=1."
             )
-        if setting.arguments.get("bucket_cap_mb", 1) <= 0:
-            found.append(f"strategy.bucket_cap_mb={setting.arguments['bucket_cap_mb']} holds no gradient; choose more than 0.")
+        bucket_cap_mb = setting.arguments.get("bucket_cap_mb", 1)
+        if bucket_cap_mb <= 0:
+            found.append(f"strategy.bucket_cap_mb={bucket_cap_mb} holds no gradient; choose more than 0.")
         return found
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:

@@ -5,13 +5,17 @@ Kept for set-ups that still use it: flat parameters, wrapped by size. `strategy=
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from src.mesh import data_mesh
-from src.strategies.autograd import AutogradStrategy, average_buffers
+from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Support
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 class FSDP1(AutogradStrategy):
@@ -63,15 +67,14 @@ class FSDP1(AutogradStrategy):
         return nullcontext()  # the wrapper's mixed precision casts
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if is_last or self.sync_each_microbatch else self.model.no_sync()
+        if is_last or self.sync_each_microbatch:
+            return nullcontext()
+        return cast("FullyShardedDataParallel", self.model).no_sync()
 
     def clip(self, max_norm: float) -> Tensor:
         # The wrapper's own method: torch.nn.utils' would take the norm of this rank's shards.
-        return self.model.clip_grad_norm_(max_norm)
+        return cast("FullyShardedDataParallel", self.model).clip_grad_norm_(max_norm)
 
     def weights(self) -> dict[str, Tensor] | None:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict  # 1.2 s to import
-
         average_buffers(self.model, self.data)
-        whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        return whole if self.spec.world.is_main else None
+        return gathered_weights(self.model, self.spec.world)

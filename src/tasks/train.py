@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 
 from src.memory import peak_memory_bytes
 from src.run import Experiment
-from src.strategies.base import Axis
 from src.trainer import Trainer
 from src.world import World
 

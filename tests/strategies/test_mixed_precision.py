@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from src.batch import BatchPlan
 from tests.composing import run_in
 from tests.strategies.building import built, linear_model, microbatches
 
@@ -40,13 +41,12 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(pool, name):
     (reports_0, finite_0), (reports_1, finite_1) = pool.run(2, overflow_on_rank_one, name)
     # torch's scaler starts at 2^16 and halves on overflow
     assert reports_0 == reports_1 == [(False, 65536.0), (True, 32768.0), (False, 32768.0)]
-    assert finite_0 and finite_1
+    assert finite_0
+    assert finite_1
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, "single"), (2, "ddp"), (2, "fsdp")])
 def test_a_skipped_step_does_not_advance_the_schedule(pool, tmp_path, ranks, strategy):
-    from src.batch import BatchPlan
-
     first = [int(i) for i in next(BatchPlan(24, 8, seed=0).epoch(0)).sample_ids]
     result = run_in(
         pool, ranks, tmp_path / "run", f"strategy={strategy}", "precision=fp16", *IMAGES,
