@@ -119,9 +119,8 @@ def main() -> None:
     print(f"an epoch of {NUM_TRAIN} images, batch 64 a rank, two ranks on {len(os.sched_getaffinity(0))} cores")
     for name, pairs in results.items():
         seconds, accuracies = zip(*pairs, strict=True)
-        print(
-            f"  {name:<26} median {statistics.median(seconds):6.1f} s   test accuracy {statistics.median(accuracies):.4f}"
-        )
+        accuracy = statistics.median(accuracies)
+        print(f"  {name:<26} median {statistics.median(seconds):6.1f} s   test accuracy {accuracy:.4f}")
     pairs = zip(results["shardlab"], results["stock torchvision script"], strict=True)
     ratio = statistics.median(ours / stock for (ours, _), (stock, _) in pairs)
     print(f"shardlab / stock: {ratio:.3f} (bar: at most 0.55)")
