@@ -135,9 +135,9 @@ def render(outcome: dict[tuple[str, str, str], str]) -> str:
 def check_table(table: str, write: bool) -> None:
     """Hold the README's table against the one just measured, or write it there."""
     text = README.read_text()
-    pattern = re.compile(r"(<!-- parity table -->\n).*?(\n<!-- end of parity table -->)", re.DOTALL)
+    pattern = re.compile(r"(<!-- parity table -->\n).*?(<!-- end of parity table -->)", re.DOTALL)
     assert pattern.search(text), "README.md has lost the markers of its parity table"
-    updated = pattern.sub(lambda match: match[1] + table + match[2], text)
+    updated = pattern.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
     if write:
         README.write_text(updated)
     assert updated == text or write, "README.md's parity table is out of date: run make parity-table"
