@@ -1,5 +1,6 @@
-"""Peak memory, as far as the machine can say."""
+"""Peak memory, as far as the machine can say, and what the C library does with memory that is freed."""
 
+import ctypes
 import resource
 import sys
 
@@ -12,3 +13,23 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+#: glibc's malloc.h: blocks from this size on are mapped one by one; free memory at the heap's end from this size on
+#: is given back.
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
+
+
+def keep_freed_memory() -> None:
+    """Let a CPU rank keep up to 1 GiB of what a step frees, for the next step, instead of giving it back.
+
+    By default glibc unmaps a large tensor as soon as it is freed, and the next step's page faults map and clear it
+    again: 2000 faults and a sixth of the time in a step of model=cnn. Does nothing under another C library.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    gib = 1 << 30
+    if not mallopt(M_MMAP_THRESHOLD, gib):
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that older versions take
+    mallopt(M_TRIM_THRESHOLD, gib)

@@ -17,6 +17,7 @@ from torch import nn
 from src.batch import BatchSizes
 from src.data.base import Data
 from src.errors import Interrupted
+from src.memory import keep_freed_memory
 from src.naming import run_name, run_tags
 from src.precision import Precision, cpu_has_native_bf16
 from src.schedule import Constant
@@ -52,6 +53,8 @@ class Experiment:
 def run(config: dict[str, Any], run_dir: Path, info: dict[str, Any], world: World) -> None:
     """Build the experiment and run its task. Collective over `world`, whose process group must exist."""
     apply_numerics(config, world)
+    if world.device.type == "cpu":
+        keep_freed_memory()
     reporter = make_reporter(config, run_dir, info, world)
     try:
         experiment = build(config, run_dir, world, reporter)

@@ -16,10 +16,10 @@ class CNN(nn.Module):
             raise ValueError(f"model=cnn halves the image twice, so {height}x{width} pixels are too few; it needs 4x4.")
         self.features = nn.Sequential(
             nn.Conv2d(channels, 32, 3, padding=1),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),  # no gradient needs the convolution's own result
             nn.MaxPool2d(2),
             nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
         )
         self.classifier = nn.Sequential(
@@ -31,6 +31,7 @@ class CNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """images: (batch, channels, height, width). Returns logits, (batch, num_classes)."""
-        # Channels last in memory: convolutions run faster so, on CPUs and on tensor cores alike.
-        logits: Tensor = self.classifier(self.features(images.contiguous(memory_format=torch.channels_last)))
+        # Channels last in memory: on a CPU max-pooling takes a tenth of the time so, and convolutions less as well.
+        # By `to`: for `contiguous`, images of one channel are channels-last already, and what follows is not.
+        logits: Tensor = self.classifier(self.features(images.to(memory_format=torch.channels_last)))
         return logits

@@ -31,7 +31,7 @@ class ResNet18(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """images: (batch, channels, height, width). Returns logits, (batch, num_classes)."""
         # Channels last in memory: convolutions run faster so, on CPUs and on tensor cores alike.
-        x = self.relu(self.bn1(self.conv1(images.contiguous(memory_format=torch.channels_last))))
+        x = self.relu(self.bn1(self.conv1(images.to(memory_format=torch.channels_last))))
         for stage in self.units():
             x = stage(x)
         logits: Tensor = self.fc(self.avgpool(x).flatten(1))
