@@ -11,7 +11,7 @@ from src.memory import keep_freed_memory
 if {keep}:
     keep_freed_memory()
 step = lambda: torch.ones(10_000_000)  # 40 MB: 9766 pages
-for _ in range(3):
+for _ in range(30):  # until blocks of the size that alignment asks for have come about
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
