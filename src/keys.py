@@ -132,7 +132,7 @@ class Findings:
                     self.broken.append(f"{path}.{p.name} is missing; {remedy}")
         hints = type_hints(target)
         for key in given:
-            if key in names and key in hints and not fits(node[key], hints[key]):
+            if key in names and key in hints and node[key] != "???" and not fits(node[key], hints[key]):
                 self.broken.append(f"{path}.{key}={node[key]!r} is not {readable(hints[key])}.")
 
 

@@ -5,6 +5,7 @@ Hydra stops at the first that it can't use. Here each is composed by itself on t
 
 import argparse
 import dataclasses
+import difflib
 import re
 import shlex
 from collections.abc import Iterator
@@ -125,6 +126,8 @@ class Composer:
         try:
             self.compose([*good, str(override.input_line)])
         except COMPOSING as error:
+            if "Multiple values for" in str(error) and override.is_add():
+                return f"{group} has a place in config.yaml already. Write {group}={option}, without the +."
             if f"'{group}/{option}'" not in str(error):
                 return f"{override.input_line}: {in_one_line(error)}"
             return f"{group}={option} is no option of {group}. {self.options(group, str(option))}"
@@ -175,7 +178,7 @@ def parse(words: list[str], mode: RunMode) -> tuple[list[Override], list[str]]:
     for word in words:
         try:
             [override] = parser.parse_overrides([word])
-        except OverrideParseException as error:
+        except (OverrideParseException, ValueError) as error:  # ValueError: an integer of thousands of digits
             found.append(unreadable(word, error))
             continue
         if not override.is_sweep_override():
@@ -185,7 +188,7 @@ def parse(words: list[str], mode: RunMode) -> tuple[list[Override], list[str]]:
     return overrides, found
 
 
-def unreadable(word: str, error: OverrideParseException) -> str:
+def unreadable(word: str, error: Exception) -> str:
     """A word that Hydra's grammar does not take, with the form that it does take."""
     key, equals, value = word.partition("=")
     if not equals:
@@ -199,18 +202,20 @@ def unreadable(word: str, error: OverrideParseException) -> str:
 
 
 def unknown_key(key: str, cfg: DictConfig) -> str:
-    """The line for a key that the configuration does not have."""
-    keys = [known for known in dotted_keys(cfg) if known.startswith("hydra.") == key.startswith("hydra.")]
-    parent = key
-    while parent not in keys and parent:
+    """The line for a key that the configuration does not have: misspelt, in the wrong place, or of another option."""
+    hydras = key.startswith("hydra.")
+    keys = [known for known in dotted_keys(cfg) if known.startswith("hydra.") == hydras and "._" not in known]
+    parent = key.rpartition(".")[0]
+    while parent and parent not in keys:
         parent = parent.rpartition(".")[0]
     choice = cfg.hydra.runtime.choices.get(parent)
     where = f"{parent}={choice}" if choice else parent or "the configuration"
-    nearest = did_you_mean(key, keys)
-    if nearest.startswith("Known"):  # none is near; all of them would fill the screen
-        depth = parent.count(".") + 1 if parent else 0
-        nearest = did_you_mean(key, [k for k in keys if k.startswith(parent) and k.count(".") == depth])
-    return f"{key} is no key of {where}. {nearest}"
+    prefix, last = f"{parent}." if parent else "", key.rpartition(".")[2]
+    elsewhere = [known for known in keys if known.rpartition(".")[2] == last]
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.85) or elsewhere
+    siblings = [k.removeprefix(prefix) for k in keys if k.startswith(prefix) and "." not in k.removeprefix(prefix)]
+    remedy = f"Did you mean {near[0]}?" if near else did_you_mean(key.removeprefix(prefix), siblings, prefix)
+    return f"{key} is no key of {where}. {remedy}"
 
 
 def dotted_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.errors import Refused
 
 REFUSED = 2
+MAX_LINE = 800  # characters of a problem that are shown: its beginning names the key, its end the remedy
 TRACES_OF_A_RUN = ("summary.json", "metrics.jsonl", ".hydra", "multirun.yaml")
 
 
@@ -78,7 +79,8 @@ def print_refusal(refused: Refused, label: str = "") -> None:
     """The problems on stderr, one a line, under one heading. label: the job of a sweep."""
     print(f"shardlab refused to start{f' {label}'.rstrip(': ')}:", file=sys.stderr)
     for line in refused.problems:
-        print(f"  {line}", file=sys.stderr)
+        is_long = len(line) > MAX_LINE
+        print(f"  {f'{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}' if is_long else line}", file=sys.stderr)
 
 
 def refuse(problems: list[str]) -> None:

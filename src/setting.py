@@ -44,6 +44,8 @@ def device_type(config: dict[str, Any]) -> str:
 def num_ranks(config: dict[str, Any]) -> int:
     """Ranks to start, or the world's size where torchrun has started them."""
     nproc, ranks = config["launch"]["nproc"], torchrun_ranks()
+    if nproc != "auto" and (not isinstance(nproc, int) or isinstance(nproc, bool) or nproc < 1):
+        raise Refused(f"launch.nproc={nproc} is no number of processes; choose 1 or more, or auto.")
     device = device_type(config)
     if ranks is not None:
         if nproc not in ("auto", ranks.local_size):
@@ -56,10 +58,8 @@ def num_ranks(config: dict[str, Any]) -> int:
         if not strategy_class(config).supports.many_processes:
             return 1
         return torch.cuda.device_count() if device == "cuda" else min(2, num_cores())
-    if not isinstance(nproc, int) or isinstance(nproc, bool) or nproc < 1:
-        raise Refused(f"launch.nproc={nproc} is no number of processes; choose 1 or more, or auto.")
     _enough_gpus(device, nproc, "launch.nproc")
-    return nproc
+    return int(nproc)
 
 
 def _enough_gpus(device: str, num_local: int, option: str) -> None:

@@ -4,6 +4,7 @@ Each command is a fresh process, forked from a server that has imported torch an
 them. It has its own folder, environment, arguments and output, and an audit hook that notes every process it starts.
 """
 
+import ctypes
 import json
 import multiprocessing as mp
 import os
@@ -17,7 +18,6 @@ from tests.command import TRAIN, Outcome, environment
 from tests.workers import PRELOAD
 
 STARTS_A_PROCESS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "subprocess.Popen")
-NOBODY = 65534  # the uid and gid without rights of their own, on every Linux
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Served(Outcome):
 
 
 def serve(cwd: Path, *overrides: str, timeout: float = 60, rights: bool = True, **env: str | None) -> Served:
-    """`python train.py <overrides>` in cwd, to its end. rights: False runs it as a user who may write nowhere."""
+    """`python train.py <overrides>` in cwd, to its end. rights: False: permissions bind it even as root."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="shardlab-test-") as folder:
@@ -74,11 +74,19 @@ def _command(cwd: str, overrides: tuple[str, ...], env: dict[str, str], folder: 
     sys.argv = [str(TRAIN), *overrides]
     started: list[str] = []
     note = os.open(Path(folder, "started"), os.O_WRONLY | os.O_CREAT)
-    if not rights and os.geteuid() == 0:  # permissions don't bind root
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+    if not rights:
+        _give_up_capabilities()
     sys.addaudithook(lambda event, _: started.append(event) if event in STARTS_A_PROCESS else None)
     try:
         runpy.run_path(str(TRAIN), run_name="__main__")
     finally:
         os.write(note, json.dumps(started).encode())
+
+
+def _give_up_capabilities() -> None:
+    """capset(2) to nothing, so that file permissions hold for root as they do for everybody else."""
+    version_3, this_process = 0x20080522, 0
+    header = (ctypes.c_uint32 * 2)(version_3, this_process)
+    nothing = (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, nothing):
+        raise OSError(ctypes.get_errno(), "capset")

@@ -1,4 +1,4 @@
-"""Parts that misbehave on purpose. They come into a run by `_target_=tests.doubles.X`, so `src/` has no switch for them."""
+"""Parts that misbehave on purpose. They come in by `_target_=tests.doubles.X`, so `src/` has no switch for them."""
 
 import os
 import signal
@@ -68,3 +68,18 @@ class MisbehavingSource(Source):
             if number == self.at:
                 act(self.what, self.seconds)
             yield batch
+
+
+class DataThatBreaksThePreparation(Digits):
+    """A fault of the program's, not of the user's, before anything has started."""
+
+    def prepare(self) -> None:
+        raise ZeroDivisionError("a fault in prepare")
+
+
+class DataInterruptedInPreparation(Digits):
+    """Ctrl-C while the parent checks and fetches."""
+
+    def prepare(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)

@@ -1,0 +1,137 @@
+"""The rules on whole configurations: which are refused, all at once, and with which remedy."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from src import checks
+from src.errors import Refused
+from src.setting import make_setting, num_ranks
+from tests.composing import composed
+
+CONF = Path(__file__).parent.parent / "conf"
+
+
+def problems(*overrides: str) -> list[str]:
+    return composed("tracking=off", *overrides)[1]
+
+
+def test_the_default_is_not_refused() -> None:
+    assert problems() == []
+
+
+def test_every_experiment_is_not_refused_on_a_machine_that_can_run_it() -> None:
+    refused = {path.stem: problems(f"experiment={path.stem}") for path in (CONF / "experiment").glob("*.yaml")}
+    # What a CPU can't do is refused here, with its reason; nothing else is.
+    allowed = re.compile("fp16|launch.device|tf32")
+    assert [line for lines in refused.values() for line in lines if not allowed.search(line)] == []
+
+
+def test_a_rule_names_every_shipped_strategy_that_could_do_it() -> None:
+    [line] = problems("strategy=ddp", "sharding=zero3")
+    able = [
+        path.stem
+        for path in (CONF / "strategy").glob("*.yaml")
+        if not problems(f"strategy={path.stem}", "sharding=zero3")
+    ]
+    assert able
+    for name in able:
+        assert f"strategy={name}" in line
+    assert line.endswith("or sharding=none.")
+
+
+def test_unknown_keys_do_not_hide_the_rules() -> None:
+    lines = problems("+trainer.foo=1", "+sharding.foo=1", "strategy=ddp", "sharding=zero3", "seed=-1")
+    assert len(lines) == 4
+    assert "trainer.foo is no key of trainer" in "\n".join(lines)
+
+
+def test_one_unworkable_number_does_not_hide_the_other_rules() -> None:
+    lines = problems("launch.nproc=0", "launch.device=gpu", "strategy=ddp", "sharding=zero3", "trainer.accumulate=0")
+    assert sorted(line.split()[0] for line in lines) == [
+        "launch.device=gpu",
+        "launch.nproc=0",
+        "sharding=zero3",
+        "trainer.accumulate=0",
+    ]
+
+
+def test_no_line_is_told_twice() -> None:
+    lines = problems("launch.device=gpu", "launch.nproc=2", "trainer.accumulate=0")
+    assert len(lines) == len(set(lines))
+
+
+def test_everything_that_can_not_be_built_is_told_at_once() -> None:
+    config, found = composed(
+        "tracking=off", "optimizer.lr=-1", "schedule=cosine", "schedule.warmup_steps=-3", "model.image_shape=[1,2,2]"
+    )
+    assert not found
+    with pytest.raises(Refused) as caught:
+        checks.prepare(config)
+    assert [line.split()[0] for line in caught.value.problems] == ["schedule", "model", "optimizer"]
+    assert all("\n" not in line for line in caught.value.problems)
+
+
+@pytest.mark.parametrize("key", ["trainer.max_grad_norm", "launch.timeout_seconds", "optimizer.lr", "optimizer.eps"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_numbers_that_are_not_finite_are_refused(key: str, value: str) -> None:
+    [line] = [line for line in problems(f"{key}={value}") if "finite" in line]
+    assert line.startswith(f"{key}={value} is no finite number")
+
+
+def test_keys_that_nothing_reads_yet_are_refused_with_the_value_that_works() -> None:
+    [line] = problems("checkpoint.every=5")
+    assert line == "checkpoint.every=5 is not available in this version of shardlab. Use checkpoint.every=null."
+
+
+def under_torchrun(monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:
+    values = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 1} | numbers
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+
+
+def test_torchruns_world_counts_whatever_auto_would_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_torchrun(monkeypatch)
+    config, found = composed("tracking=off", "launch.device=cpu")
+    assert not found
+    assert num_ranks(config) == 4
+    assert make_setting(config).world_size == 4
+    assert composed("tracking=off", "launch.nproc=2")[1] == []  # what was started on this machine
+    assert "torchrun has started 2" in composed("tracking=off", "launch.nproc=4")[1][0]
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_more_ranks_than_gpus_are_refused_with_both_numbers(torchrun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    if torchrun:
+        under_torchrun(monkeypatch)
+        [line] = composed("tracking=off", "launch.device=cuda")[1]
+        assert line.startswith("torchrun --nproc-per-node=2 asks for more GPUs than the 1 visible")
+    else:
+        [line] = composed("tracking=off", "launch.device=cuda", "launch.nproc=9")[1]
+        assert line.startswith("launch.nproc=9 asks for more GPUs than the 1 visible here (CUDA_VISIBLE_DEVICES?).")
+        assert line.endswith("Use launch.nproc=1, or launch.device=cpu.")
+
+
+def test_the_gpus_are_the_default_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    config, _ = composed("tracking=off")
+    assert num_ranks(config) == 3
+
+
+def test_no_rule_names_a_strategy_in_its_code() -> None:
+    names = {path.stem for path in (CONF / "strategy").glob("*.yaml")} - {"single"}  # an English word, too
+    for module in ("checks", "ranges", "setting", "refuse", "launch", "run", "trainer", "override_errors", "keys"):
+        text = (CONF.parent / "src" / f"{module}.py").read_text()
+        code = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.S)
+        assert not [name for name in names if re.search(rf"\b{name}\b", code)], module
+
+
+def test_every_yaml_of_conf_can_be_read_and_says_what_it_is() -> None:
+    for path in CONF.rglob("*.yaml"):
+        text = path.read_text()
+        assert text.startswith("#"), path
+        yaml.safe_load(text)
