@@ -13,7 +13,7 @@ TAG_GROUPS = ("strategy", "sharding", "precision", "model", "data")
 
 
 def run_name(info: dict[str, Any], config: dict[str, Any], run_dir: Path) -> str:
-    """From the overrides, so that the runs of a sweep differ by what was swept: "accumulate=4 strategy=fsdp".
+    """From the overrides, so that the runs of a sweep differ by what was swept: "strategy=fsdp accumulate=4".
 
     The same for the same overrides in any order; where shortening hides what differs, a digest shows it.
     info: "overrides" as typed. config: resolved; a last name that it holds twice stays with its group.
@@ -23,11 +23,13 @@ def run_name(info: dict[str, Any], config: dict[str, Any], run_dir: Path) -> str
     if not overrides:
         return f"{info['sweep']}/{run_dir.name}" if info.get("sweep") else run_dir.name
     occurrences = Counter(_last_names(config))
-    name = " ".join(sorted(_shortened(override, occurrences) for override in overrides))
+    # Options of groups first: they say more, and a long name is cut at its end.
+    overrides = sorted(overrides, key=lambda override: ("." in _key(override), override))
+    name = " ".join(_shortened(override, occurrences) for override in overrides)
     hides = any(len(override.partition("=")[2]) > MAX_VALUE for override in overrides)
     if len(name) <= MAX_NAME and not hides:
         return name
-    digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:6]
+    digest = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:6]
     return f"{name[: MAX_NAME - len(digest) - 1].rstrip()}-{digest}"
 
 

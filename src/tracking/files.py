@@ -5,6 +5,24 @@ import math
 from pathlib import Path
 from typing import Any
 
+#: Every summary.json has these, and scripts may rely on them.
+SUMMARY_KEYS = (
+    "status",
+    "error",
+    "world_size",
+    "data_parallel_size",
+    "parameters",
+    "steps",
+    "samples",
+    "train_loss",
+    "eval",
+    "seconds",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "wandb",
+    "checkpoint",
+)
+
 
 class MetricsFile:
     """One JSON object a line, flushed as written, so that a run that dies leaves all it measured.
@@ -47,8 +65,12 @@ def _replaced(value: Any, name: str, found: dict[str, str]) -> Any:
     return value
 
 
+def empty_summary() -> dict[str, Any]:
+    return dict.fromkeys(SUMMARY_KEYS)
+
+
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """summary.json, whole or not at all."""
+    """summary.json, whole or not at all, with null for what is not known (a killed rank 0 told nobody)."""
     temporary = run_dir / "summary.json.partial"
-    temporary.write_text(json.dumps(strict(summary), indent=2, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(strict(empty_summary() | summary), indent=2, allow_nan=False) + "\n")
     temporary.replace(run_dir / "summary.json")

@@ -10,7 +10,7 @@ from typing import Any
 from src.logs import ONLY_IN_RANK_LOG
 from src.tracking.base import RunInfo, Tracker
 from src.tracking.console import Progress, closing_line, evaluation_words, final_table, make_progress
-from src.tracking.files import MetricsFile, write_summary
+from src.tracking.files import MetricsFile, empty_summary, write_summary
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Reporter(SilentReporter):
         self.total_steps: int | None = None
         self.warned_of_loss = False
         self.started = time.perf_counter()
-        self.summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
+        self.summary: dict[str, Any] = empty_summary()
         self._tell(tracker.start, run)
 
     def begin(self, total_steps: int) -> None:
@@ -116,21 +116,3 @@ class Reporter(SilentReporter):
             # Whose fault a failure was, the launcher knows, and says last.
             where = ONLY_IN_RANK_LOG if status == "failed" else None
             log.info(closing_line(self.summary, self.total_steps, self.run_dir), extra=where)
-
-
-SUMMARY_KEYS = (
-    "status",
-    "error",
-    "world_size",
-    "data_parallel_size",
-    "parameters",
-    "steps",
-    "samples",
-    "train_loss",
-    "eval",
-    "seconds",
-    "samples_per_second",
-    "peak_memory_bytes",
-    "wandb",
-    "checkpoint",
-)
