@@ -1,0 +1,72 @@
+"""Every command in the README does what it says, shortened to a few steps."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import REPOSITORY, TRAIN, environment, summary
+
+README = (REPOSITORY / "README.md").read_text()
+CI = (REPOSITORY / ".ci" / "run").read_text()
+#: The indented lines, without their comments.
+COMMANDS = [
+    re.sub(r"\s+#.*", "", line).strip().removeprefix(".venv/bin/") for line in re.findall(r"^ {4}(.+)", README, re.M)
+]
+TRAINING = [line for line in COMMANDS if line.startswith(("python train.py", "torchrun"))]
+
+#: Two steps on two CPU ranks, whatever the preset says.
+SHORT = ["trainer.max_steps=2", "launch.device=cpu", "trainer.log_every=1"]
+
+MINE = """
+import torch
+
+class TrainSet(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return torch.full((1, 8, 8), float(i)), i % 10
+
+TestSet = TrainSet
+"""
+
+
+def test_the_readme_has_no_command_that_this_file_does_not_know():
+    others = [line for line in COMMANDS if line not in TRAINING]
+    assert all(line.startswith("make ") for line in others), others
+    targets = {line.split()[1] for line in others}
+    known = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert targets <= known
+    # .ci/run runs demo, lint, test and test-slow; benchmarks take too long for it.
+    assert targets - {"benchmarks"} <= set(
+        re.findall(r"^make ([\w-]+)", (REPOSITORY / ".ci" / "run").read_text(), re.M)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("line", TRAINING)
+def test_the_command_trains(line: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if "<folder>" in line:
+        line = line.replace("<folder>", str(request.getfixturevalue("mnist_archives")))
+    (tmp_path / "my.py").write_text(MINE)
+    words = shlex.split(line)
+    if words[0] == "torchrun":
+        start = [sys.executable, "-m", "torch.distributed.run", *words[1 : words.index("train.py")]]
+    else:
+        start = [sys.executable]
+    command = [*start, str(TRAIN), *words[words.index("train.py") + 1 :], *SHORT]
+    env = environment(PYTHONPATH=f"{tmp_path}:{REPOSITORY}", WANDB_MODE="offline")
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = [path.parent for path in tmp_path.rglob("summary.json")]
+    expected = 9 if "strategy=ddp,fsdp,deepspeed" in line else 3 if "-m" in words else 1
+    assert len(runs) == expected
+    for run in runs:
+        assert summary(run)["status"] == "finished"
+    shutil.rmtree(tmp_path)
