@@ -112,22 +112,24 @@ def _zero_section(given: Given, options: Mapping[str, Any], num_parameters: int 
 
 
 def _precision_sections(given: Given, options: Mapping[str, Any]) -> dict[str, Any]:
-    if given.precision == "bf16":
-        # Not the `bf16` mode: that one keeps bf16 weights, so that the fp32 masters begin already rounded.
-        return {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-    if given.precision == "fp16" and given.stage == 0:
-        # In DeepSpeed 0.19.8, stage 0 under `fp16` divides gradients by a loss scale that it never multiplied with.
-        return {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+    in_fp32 = options["communicate_in_fp32"]
+    if given.precision == "bf16" or (given.precision == "fp16" and given.stage == 0):
+        # Not the `bf16` mode: that one keeps bf16 weights, so that the fp32 masters begin already rounded. Nor `fp16`
+        # in stage 0: DeepSpeed 0.19.8 divides gradients there by a loss scale that it never multiplied with.
+        autocast: dict[str, Any] = {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[given.precision]}
+        if in_fp32:
+            # Gradients of the modules listed here would be summed in 16 bits; by default, linear and convolution.
+            autocast["lower_precision_safe_modules"] = []
+        return {"torch_autocast": autocast}
     if given.precision == "fp16":
-        return {
-            "fp16": {
-                "enabled": True,
-                "auto_cast": True,  # inputs too, since the weights are fp16 (their masters are fp32)
-                "loss_scale": 0,  # dynamic
-                "initial_scale_power": options["initial_scale_power"],
-                "loss_scale_window": options["loss_scale_window"],
-            }
+        fp16 = {
+            "enabled": True,
+            "auto_cast": True,  # inputs too, since the weights are fp16 (their masters are fp32)
+            "loss_scale": 0,  # dynamic
+            "initial_scale_power": options["initial_scale_power"],
+            "loss_scale_window": options["loss_scale_window"],
         }
+        return {"fp16": fp16, **({"communication_data_type": "fp32"} if in_fp32 else {})}
     return {}
 
 

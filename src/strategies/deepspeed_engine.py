@@ -22,24 +22,27 @@ def start_engine(
 
     Collective. Closing does not communicate.
     """
-    undo = ExitStack()
     deepspeed = load_deepspeed(world)
-    # Stage 3 reads them in the midst of training: LOCAL_RANK, and on CPUs LOCAL_SIZE as the number of devices, which
-    # it would else ask numactl for in every gradient reduction.
-    undo.enter_context(environment(LOCAL_RANK=str(world.local_rank), LOCAL_SIZE=str(world.local_size)))
-    # Set when an engine autocasts and never cleared: the next engine of this process would take itself for one.
-    vars(importlib.import_module("deepspeed.runtime.torch_autocast"))["TORCH_AUTOCAST_INITIALIZED"] = False
-    undo.callback(setattr, nn.functional, "linear", nn.functional.linear)  # stage 3 replaces it for the whole process
-    if config.get("fp16", {}).get("enabled"):
-        cast_batch_norm_statistics(model)
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=optimizer,
-        model_parameters=[p for p in model.parameters() if p.requires_grad],
-        config=config,
-    )
-    undo.callback(engine.destroy)
-    return engine, undo
+    with ExitStack() as undo:
+        # Stage 3 reads them in the midst of training: LOCAL_RANK, and on CPUs LOCAL_SIZE as the number of devices,
+        # which it would else ask numactl for in every gradient reduction.
+        undo.enter_context(environment(LOCAL_RANK=str(world.local_rank), LOCAL_SIZE=str(world.local_size)))
+        # Set when an engine autocasts and never cleared: the next engine of this process would take itself for one.
+        vars(importlib.import_module("deepspeed.runtime.torch_autocast"))["TORCH_AUTOCAST_INITIALIZED"] = False
+        # Stage 3 puts its own into torch, for everybody.
+        undo.callback(setattr, nn.functional, "linear", nn.functional.linear)
+        if config.get("fp16", {}).get("enabled"):
+            cast_to_fp16(model)
+        if config["zero_optimization"]["stage"] == 3:
+            shard(model, config, world)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            model_parameters=[p for p in model.parameters() if p.requires_grad],
+            config=config,
+        )
+        undo.callback(engine.destroy)
+        return engine, undo.pop_all()
 
 
 def load_deepspeed(world: World) -> Any:
@@ -77,13 +80,26 @@ def hear_through_root_logger(logger: logging.Logger) -> None:
         logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
 
 
-def cast_batch_norm_statistics(model: nn.Module) -> None:
-    """Running statistics to fp16: batch norm wants them of its weights' type, and DeepSpeed casts weights only."""
+def cast_to_fp16(model: nn.Module) -> None:
+    """Weights to fp16, and batch norm's running statistics, which it wants of its weights' type; other buffers stay."""
     for module in model.modules():
+        tensors: list[Tensor] = [*module.parameters(recurse=False)]
         if isinstance(module, _BatchNorm):
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_floating_point():
-                    setattr(module, name, buffer.half())
+            tensors += list(module.buffers(recurse=False))
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.half()
+
+
+def shard(model: nn.Module, config: dict[str, Any], world: World) -> None:
+    """Stage 3's sharding, one parameter at a time; `initialize` would move the whole model to the device before."""
+    from deepspeed.comm import init_distributed
+    from deepspeed.runtime.zero import Init
+
+    init_distributed(dist_backend=world.backend)
+    Init(module=model, config_dict_or_path=config)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(world.device)
 
 
 @contextmanager
