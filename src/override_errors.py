@@ -149,6 +149,8 @@ class Composer:
         try:
             self.compose([*good, str(override.input_line)])
         except COMPOSING as error:
+            if override.is_delete() and OmegaConf.select(cfg, key) is None:
+                return f"{override.input_line}: {key} is null, and Hydra can't remove that. Drop the override."
             if override.is_delete():
                 return f"{key} was removed, but every run needs it. Drop the override {override.input_line}."
             if exists and override.is_add():

@@ -92,14 +92,16 @@ def job_problems(cfg: DictConfig, overrides: list[str]) -> list[str]:
     """Everything that is wrong with one job; its data are fetched where nothing else is wrong."""
     from src import checks  # torch
     from src.override_errors import merged_choices
+    from src.world import one_thread
 
     found = merged_choices(overrides)
     if found:
         return found
     try:
-        config, found = checks.check(cfg)
-        if not found:
-            checks.prepare(config)
+        with one_thread():  # whatever a data set or a model of the user's computes here; the ranks are forked later
+            config, found = checks.check(cfg)
+            if not found:
+                checks.prepare(config)
     except Refused as refused:
         return refused.problems
     return found

@@ -47,6 +47,20 @@ def share_out_threads(world: World, users_choice: bool) -> None:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """No parallel regions while the block runs: a process that forks after one leaves children that hang in theirs.
+
+    GNU OpenMP's pool of threads does not survive a fork (GCC bug 58378).
+    """
+    previous = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)
+
+
+@contextmanager
 def process_group(world: World, timeout_seconds: float, store: Store) -> Iterator[None]:
     """The default process group. store: where the ranks meet; a HashStore for a lone one, which meets nobody."""
     if world.device.type == "cuda":

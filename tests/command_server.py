@@ -1,4 +1,4 @@
-"""Running train.py many times without importing torch each time, for commands that end before any rank starts.
+"""Running train.py many times without importing torch each time.
 
 Each command is a fresh process, forked from a server that has imported torch and our modules and run none of
 them. It has its own folder, environment, arguments and output, and an audit hook that notes every process it starts.
@@ -11,10 +11,12 @@ import os
 import runpy
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.command import TRAIN, Outcome, environment
+from tests.processes import end_session
 from tests.workers import PRELOAD
 
 STARTS_A_PROCESS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "subprocess.Popen")
@@ -22,9 +24,11 @@ STARTS_A_PROCESS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.e
 
 @dataclass(frozen=True)
 class Served(Outcome):
-    """started_processes: the audit events of processes that the command started itself."""
+    """started_processes: the audit events of processes that the command started itself. session: all of them are in."""
 
     started_processes: tuple[str, ...] = ()
+    session: int = 0
+    seconds: float = 0.0
 
     @property
     def problems(self) -> list[str]:
@@ -52,14 +56,17 @@ def serve(cwd: Path, *overrides: str, timeout: float = 60, rights: bool = True, 
         given = (str(cwd), overrides, environment(**env), folder, rights)
         process = context.Process(target=_command, args=given)
         process.start()
+        assert process.pid is not None
+        started_at = time.perf_counter()
         process.join(timeout)
         if process.is_alive():
-            process.kill()
+            end_session(process.pid)
             process.join()
             raise TimeoutError(f"train.py {overrides} took more than {timeout} s")
+        seconds = time.perf_counter() - started_at
         stdout, stderr, started = (Path(folder, name).read_text() for name in ("stdout", "stderr", "started"))
         assert process.exitcode is not None
-        return Served(process.exitcode, stdout, stderr, cwd, tuple(json.loads(started)))
+        return Served(process.exitcode, stdout, stderr, cwd, tuple(json.loads(started)), process.pid, seconds)
 
 
 def _command(cwd: str, overrides: tuple[str, ...], env: dict[str, str], folder: str, rights: bool) -> None:
@@ -68,6 +75,7 @@ def _command(cwd: str, overrides: tuple[str, ...], env: dict[str, str], folder: 
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         target = os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT)
         os.dup2(target, descriptor)
+    os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

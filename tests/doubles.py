@@ -8,10 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from src.batch import Request
 from src.data.base import Source
 from src.data.digits import Digits
+from src.models.mlp import MLP
 from src.strategies.base import MicroBatch
 
 
@@ -83,3 +86,53 @@ class DataInterruptedInPreparation(Digits):
     def prepare(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
+
+
+class DigitsAfterParallelWork(Digits):
+    """Computes in the parent what torch would share out among threads, whose pool does not survive a fork."""
+
+    def prepare(self) -> None:
+        torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+        torch.randn(2_000_000).mul(2).sum()
+        super().prepare()
+
+
+class DigitsWithCudaInUse(Digits):
+    """As if something in the parent had initialised CUDA, after which no process can be forked."""
+
+    def prepare(self) -> None:
+        torch.cuda.is_initialized = lambda: True
+        super().prepare()
+
+
+class BreakpointMLP(MLP):
+    """Stops in the debugger in its first forward."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training and not hasattr(self, "stopped"):
+            self.stopped = True
+            breakpoint()
+        return super().forward(images)
+
+
+class MLPThatBreaksInBuilding(MLP):
+    """Raises on one rank while it is built, though not on the meta device, where the parent tries it."""
+
+    def __init__(self, on_rank: int, **mlp: Any) -> None:
+        super().__init__(**mlp)
+        if os.environ.get("RANK") == str(on_rank) and not next(self.parameters()).is_meta:
+            raise ValueError("boom while building")
+
+
+class SlowSamples(Dataset[tuple[Tensor, Tensor]]):
+    """`num_samples` images of noise, each `seconds` in the making."""
+
+    def __init__(self, num_samples: int, seconds: float) -> None:
+        self.num_samples, self.seconds = num_samples, seconds
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self.seconds)
+        return torch.zeros(1, 8, 8), torch.tensor(index % 10)

@@ -39,6 +39,7 @@ BAD_INPUT = {
     # removals
     "~trainer": ["trainer was removed, but every run needs it. Drop the override ~trainer."],
     "~trainer.epochs": ["trainer.epochs was removed, but every run needs it. Drop the override ~trainer.epochs."],
+    "~data.limit": ["~data.limit: data.limit is null, and Hydra can't remove that. Drop the override."],
     "~model": ["model has no _target_, so nothing can be built of it. Choose one with model=<option>."],
     "model=mlp ~model.hidden": ["model.hidden is missing; src.models.mlp.MLP needs it."],
     # several where one belongs
