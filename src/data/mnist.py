@@ -44,12 +44,14 @@ class MNIST(Data):
 
     def prepare(self) -> None:
         self.fetch()
-        counts = {name: check_idx(self.find(name), dims)[0] for name, dims in FILES.items()}
+        shapes = {name: check_idx(self.find(name), dims) for name, dims in FILES.items()}
         for split in ("train", "t10k"):
-            images, labels = counts[f"{split}-images-idx3-ubyte"], counts[f"{split}-labels-idx1-ubyte"]
-            if images != labels or not images:
+            num_images, height, width = shapes[f"{split}-images-idx3-ubyte"]
+            [num_labels] = shapes[f"{split}-labels-idx1-ubyte"]
+            if num_images != num_labels or not num_images or (height, width) != (28, 28):
                 raise Refused(
-                    f"data.root={self.root} holds {images} {split} images and {labels} labels. {self.by_hand}"
+                    f"data.root={self.root} holds {num_images} {split} images and {num_labels} labels,"
+                    f" of {height}x{width} pixels; MNIST's are of 28x28. {self.by_hand}"
                 )
 
     def fetch(self) -> None:
