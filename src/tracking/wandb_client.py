@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,21 +37,33 @@ REPOSITORY = Path(__file__).parent.parent.parent
 
 def login_problem() -> str | None:
     """Why wandb could not go online from here, in words; None where it could. No prompt and no network."""
-    # Under WANDB_SILENT wandb says nothing, and does not ask its server who the key belongs to.
-    before = os.environ.get("WANDB_SILENT")
-    os.environ["WANDB_SILENT"] = "true"
     try:
-        if wandb.login(prompt=False, verify=False):
-            return None
+        with quiet_login():
+            if wandb.login(prompt=False, verify=False):
+                return None
         return "wandb has no API key here, or was told to stay offline (WANDB_MODE, `wandb offline`)"
     except wandb.errors.AuthenticationError as error:
-        return f"wandb can't use its API key: {error}"
+        return f"wandb can't use its API key: {str(error).rstrip('.')}"
     finally:
         wandb.teardown()  # its thread: ranks are forked from this process
-        if before is None:
-            del os.environ["WANDB_SILENT"]
-        else:
-            os.environ["WANDB_SILENT"] = before
+
+
+@contextmanager
+def quiet_login() -> Iterator[None]:
+    """login() takes no settings, and before setup() these variables are the only way to give it any.
+
+    Silent, it does not ask its server either who the key belongs to; without git it starts no process.
+    """
+    before = {name: os.environ.get(name) for name in ("WANDB_SILENT", "WANDB_DISABLE_GIT")}
+    os.environ.update(dict.fromkeys(before, "true"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def quiet_settings(**more: Any) -> "wandb.Settings":
