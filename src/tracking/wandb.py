@@ -152,8 +152,10 @@ class WandbTracker(Tracker):
             client.close()
 
     def identity(self) -> dict[str, Any]:
-        client = self.client
-        return {"id": client.run_id if client else self.run_id, "mode": client.mode if client else None}
+        mode = self.client.mode if self.client else None
+        if mode == "disabled":
+            return {"id": None, "mode": mode}
+        return {"id": self.client.run_id if self.client else self.run_id, "mode": mode}
 
     def commands(self) -> list[str]:
         mode = self.identity()["mode"]

@@ -133,7 +133,7 @@ def test_wandb_mode_disabled_makes_no_run(tmp_path: Path) -> None:
     outcome = train(tmp_path, *TINY, **{**home(tmp_path), "WANDB_MODE": "disabled"})
     assert outcome.code == 0, outcome.text
     assert not (outcome.run_dir() / "wandb").exists()
-    assert summary(outcome.run_dir())["wandb"]["mode"] == "disabled"
+    assert summary(outcome.run_dir())["wandb"] == {"id": None, "mode": "disabled"}
     assert "wandb sync" not in outcome.stdout
 
 
