@@ -1,9 +1,12 @@
 """Map-style data sets of one's own, through torch's DataLoader.
 
-data:
-  _target_: src.data.loader.MapData
-  train: {_target_: mine.Photographs, split: train}
-  test: {_target_: mine.Photographs, split: test}
+conf/data/photographs.yaml, chosen with data=photographs:
+
+    _target_: src.data.loader.MapData
+    image_shape: [3, 64, 64]
+    num_classes: 12
+    train: {_target_: mine.Photographs, split: train}
+    test: {_target_: mine.Photographs, split: test}
 """
 
 import random
@@ -121,8 +124,10 @@ class LoaderSource(Source):
                     mask_padding(targets.to(self.device, non_blocking=True), request.num_real),
                 )
         finally:
-            # Its workers end with the iterator: after the last batch, and when the loop stops or fails before it.
-            del batches
+            # Also when the loop stops or fails early. Dropping the iterator would do, but for an error's traceback,
+            # which keeps it alive.
+            if self.num_workers:
+                batches._shutdown_workers()  # type: ignore[attr-defined]
 
 
 class SeededSamples(Dataset):
