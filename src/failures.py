@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
+
 from src.tracking.files import write_summary
 
 #: What gloo, NCCL and the store say when another process has gone.
@@ -59,7 +61,9 @@ def record_failure(error: BaseException, world_rank: int) -> Failure:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception in one line."""
+    """An exception in one line; for one that Hydra raised while building a part, the part's own exception."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return in_words(error.__cause__)
     if isinstance(error, SystemExit):
         return f"left by sys.exit({error.code!r}) in the middle of the run"
     first_line = next((line for line in str(error).splitlines() if line.strip()), "")

@@ -136,3 +136,24 @@ class SlowSamples(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         time.sleep(self.seconds)
         return torch.zeros(1, 8, 8), torch.tensor(index % 10)
+
+
+class DeafAndFailing(MisbehavingDigits):
+    """Rank 1 raises in its second step, when rank 0 hangs and hears no signal."""
+
+    def __init__(self, **digits: Any) -> None:
+        is_first = os.environ.get("RANK") == "0"
+        super().__init__(what="hang" if is_first else "raise", on_rank=None, **digits)
+
+
+class BreaksForSeed1(Digits):
+    """A fault of the program's in one job of a sweep."""
+
+    def __init__(self, seed: int, **digits: Any) -> None:
+        super().__init__(**digits)
+        self.seed = seed
+
+    def prepare(self) -> None:
+        if self.seed == 1:
+            raise ZeroDivisionError("a fault for seed 1")
+        super().prepare()
