@@ -6,32 +6,24 @@ The parent composes, checks and fetches data; ranks get the plain resolved confi
 import json
 import logging
 import os
-import sys
 import tempfile
-import traceback
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import yaml
-from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from src.environment import Ranks, torchrun_ranks
 from src.errors import Failed, Interrupted
-from src.failures import Failure, describe, first_cause, mark_summary, read_records, record_failure
-from src.logs import ONLY_IN_RANK_LOG, add_to_train_log, rank_log, rank_logs
-from src.run import run
+from src.failures import describe, first_cause, mark_summary, read_records
+from src.logs import add_to_train_log, rank_log
+from src.rank import meet, rank_entry, run_rank
 from src.setting import device_type, num_ranks
-from src.signals import interrupts, kept_handlers, stop_signals
-from src.world import World, process_group, share_out_threads
-
-log = logging.getLogger(__name__)
-
-FIRST_FAILURE = "first failure"  # a key of the ranks' store
+from src.signals import kept_handlers, stop_signals
+from src.world import World
 
 
 def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place: bool) -> float | None:
@@ -85,12 +77,6 @@ def follow() -> None:
     run_rank(given["config"], Path(given["run_dir"]), given["info"], world, lambda: store)
 
 
-def meet() -> Store:
-    """The store that torchrun's agent, or ours, keeps for its ranks; a name of its own for each restart."""
-    store, _, _ = next(rendezvous("env://"))
-    return PrefixStore(f"shardlab-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-
 def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], device: str, nproc: int) -> None:
     """`nproc` processes under an elastic agent in this one; returns when all have ended well."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -110,8 +96,9 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
             rdzv_endpoint="127.0.0.1:0",  # a free port
             local_addr="127.0.0.1",  # a host name that does not resolve would hang
             max_restarts=0,
-            # A forked rank inherits the imports (seconds saved); a process that has used CUDA can't be forked.
-            start_method="spawn" if torch.cuda.is_initialized() else "fork",  # type: ignore[no-untyped-call]
+            # A forked rank inherits the imports (seconds saved); but no process that has so much as asked the CUDA
+            # driver whether there is a GPU can be forked to use one, and some of torch's imports ask.
+            start_method="fork" if device == "cpu" and not cuda_is_initialized() else "spawn",
             logs_specs=DefaultLogsSpecs(log_dir=records),
             signals_to_handle=",".join(number.name for number in stop_signals()),
         )
@@ -130,74 +117,5 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
         raise Failed(describe(failure, rank_log(run_dir, failure.world_rank)), failure.details)
 
 
-def rank_entry(config: dict[str, Any], run_dir: str, info: dict[str, Any], device: str, parent: int) -> None:
-    """What the agent calls in each process that it starts. Leaves with an exit code, never with a traceback."""
-    ranks = torchrun_ranks()
-    assert ranks is not None, "the elastic agent sets torchrun's variables"
-    if os.getppid() != parent:  # killed before this process could ask the kernel to be told of that
-        sys.exit(1)
-    try:
-        run_rank(config, Path(run_dir), info, World.of(ranks, device), meet)
-    except Failed:
-        sys.exit(1)
-    except Interrupted as interrupted:
-        sys.exit(interrupted.exit_code)
-
-
-def run_rank(
-    config: dict[str, Any], run_dir: Path, info: dict[str, Any], world: World, join: Callable[[], Store]
-) -> None:
-    """One rank from its first line of log to its last. Raises Failed (already logged and recorded) or Interrupted.
-
-    join: gives the store where the ranks meet.
-    """
-    share_out_threads(world, users_choice="OMP_NUM_THREADS" in os.environ)
-    store: Store | None = None
-    with interrupts() as stop, rank_logs(run_dir, world):
-        log.info(
-            "rank %d of %d, process %d, on %s with %d thread(s)",
-            world.world_rank,
-            world.world_size,
-            os.getpid(),
-            world.device,
-            torch.get_num_threads(),
-            extra=ONLY_IN_RANK_LOG,
-        )
-        try:
-            store = join()
-            with process_group(world, config["launch"]["timeout_seconds"], store):
-                run(config, run_dir, info, world)
-        # Everything: a rank that leaves by sys.exit(0) in the middle has failed as well.
-        except BaseException as error:
-            number = error.signal_number if isinstance(error, Interrupted) else stop.signal_number
-            if number is not None:
-                raise end_interrupted(Interrupted(number), run_dir, world) from error
-            raise end_failed(error, run_dir, world, store) from error
-
-
-def end_interrupted(interrupted: Interrupted, run_dir: Path, world: World) -> Interrupted:
-    """Rank 0's last word after a signal; it may have come before there was anybody to write a summary."""
-    if world.is_main:
-        mark_summary(run_dir, "interrupted", str(interrupted))
-    return interrupted
-
-
-def end_failed(error: BaseException, run_dir: Path, world: World, store: Store | None) -> Failed:
-    """Log and record a rank's failure. The returned Failed names the one that came first, as far as the ranks know."""
-    log.error("rank %d failed\n%s", world.world_rank, traceback.format_exc(), extra=ONLY_IN_RANK_LOG)
-    failure = record_failure(error, world.world_rank)
-    if store is not None and world.world_size > 1:
-        failure = agreed_first(failure, store)
-    if world.is_main:
-        with suppress(OSError):
-            mark_summary(run_dir, "failed", f"rank {failure.world_rank}: {failure.message}")
-    return Failed(describe(failure, rank_log(run_dir, failure.world_rank)), failure.details)
-
-
-def agreed_first(failure: Failure, store: Store) -> Failure:
-    """The failure that reached the ranks' store first. Under torchrun no parent of ours looks at their records."""
-    try:
-        told = store.compare_set(FIRST_FAILURE, "", json.dumps(vars(failure)))
-    except dist.DistError:  # the store lived in a process that is gone as well
-        return failure
-    return Failure(**json.loads(told))
+def cuda_is_initialized() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
