@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from src import config as schema
 from src.environment import torchrun_ranks
@@ -26,7 +25,7 @@ class CommandLine:
 
     def __init__(self) -> None:
         self.started = False
-        self.failures: list[tuple[int, str]] = []  # (exit code, what happened)
+        self.failures: list[tuple[str, int, str]] = []  # (a sweep's job, exit code, what happened)
         schema.register()
         # Cached, so that the parent fixes one folder for a run; random, so that two runs of one second differ.
         OmegaConf.register_new_resolver("unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
@@ -49,23 +48,22 @@ class CommandLine:
             self.list_failures()
             return interrupted.exit_code
         except Exception as error:
-            if self.started or not refusable(error):
-                raise
-            from src.override_errors import explain  # composes the configuration once more, for the nearest name
+            from src.override_errors import COMPOSING, explain  # composes once more, for the nearest name
 
+            if self.started or not isinstance(error, (*COMPOSING, OSError)):
+                raise
             print_refusal(Refused(*explain(error, sys.argv[1:])))
             return REFUSED
         self.list_failures()
-        codes = [code for code, _ in self.failures]
+        codes = [code for _, code, _ in self.failures]
         return FAILED if FAILED in codes else max(codes, default=0)
 
     def list_failures(self) -> None:
         """Once more, at the end of a sweep: each was reported when it happened, and has scrolled away since."""
-        failed = [happened for _, happened in self.failures if happened.startswith("job ")]
+        failed = [f"{job}{happened}" for job, _, happened in self.failures if job]
         if failed:
             print(f"shardlab: {len(failed)} job(s) of the sweep did not finish:", file=sys.stderr)
-            for happened in failed:
-                print(f"  {happened}", file=sys.stderr)
+            print("\n".join(f"  {line}" for line in failed), file=sys.stderr)
 
     def job(self, cfg: DictConfig) -> float | None:
         """Check and launch one job; a failure is reported now and remembered, so that a sweep runs on."""
@@ -77,14 +75,14 @@ class CommandLine:
             return start(cfg, HydraConfig.get())
         except Refused as refused:
             print_refusal(refused, label)
-            self.failures.append((REFUSED, f"{label}refused: {' '.join(refused.problems)}"))
+            self.failures.append((label, REFUSED, f"refused: {' '.join(refused.problems)}"))
         except Failed as failed:
             print(f"{failed.details}shardlab: {label}{failed}", file=sys.stderr)
-            self.failures.append((FAILED, f"{label}{failed}"))
+            self.failures.append((label, FAILED, str(failed)))
         except Exception as error:
             # A fault of ours, not of a rank's. Said in full, but the other jobs of a sweep may well run.
             traceback.print_exc()
-            self.failures.append((FAILED, f"{label}{type(error).__name__}: {error}"))
+            self.failures.append((label, FAILED, f"{type(error).__name__}: {error}"))
         return None
 
     def follow(self) -> int:
@@ -94,7 +92,7 @@ class CommandLine:
         try:
             launch.follow()
         except Failed as failed:
-            print(f"{failed.details}shardlab: {failed}", file=sys.stderr)
+            print(f"shardlab: {failed}", file=sys.stderr)  # its traceback rank 0 prints, and the log holds
             return FAILED
         return 0
 
@@ -104,7 +102,7 @@ def start(cfg: DictConfig, hydra: DictConfig) -> float | None:
     from src import checks, launch  # torch: nothing of --help or --cfg job needs it
 
     if not vouched_for(hydra):
-        found = job_problems(cfg, task_overrides(hydra))
+        found = job_problems(cfg, task_overrides(hydra), fetch=True)
         if found:
             raise Refused(*found)
     config, found = checks.check(cfg)
@@ -126,15 +124,6 @@ def job_label(hydra: DictConfig) -> str:
     overrides = " ".join(task_overrides(hydra))
     shown = overrides if len(overrides) <= MAX_LABEL else f"{overrides[:MAX_LABEL]}..."
     return f"job {hydra.job.num} ({shown}): "
-
-
-def refusable(error: Exception) -> bool:
-    """Whether an error of composing is the user's to mend: an override, a YAML of theirs, a folder."""
-    from hydra.errors import HydraException
-    from yaml import YAMLError
-
-    # Hydra itself raises bare ValueErrors about overrides (strategy=null) and flags (--cfg with --multirun).
-    return isinstance(error, HydraException | OmegaConfBaseException | YAMLError | ValueError | OSError)
 
 
 def joins_as_follower() -> bool:

@@ -24,7 +24,8 @@ from src.config import Config
 from src.keys import did_you_mean
 
 CONF = Path(__file__).parent.parent / "conf"
-#: What Hydra raises while composing, where the user's words or files are at fault; ValueError for strategy=null.
+#: What Hydra raises while composing, where the user's words or files are at fault. A bare ValueError, too: for
+#: strategy=null, or two flags that exclude each other.
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 
 

@@ -28,14 +28,15 @@ class RefuseBeforeStart(Callback):  # type: ignore[misc] # hydra has no types
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         with refusing():
-            found = job_problems(config, task_overrides(config.hydra))
-            refuse(found + folder_problems(Path(config.hydra.run.dir), "hydra.run.dir"))
+            found = folder_problems(Path(config.hydra.run.dir), "hydra.run.dir")
+            refuse(found + job_problems(config, task_overrides(config.hydra), fetch=not found))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with refusing():
             from src.sweep import sweep_problems  # which needs this module
 
-            refuse(sweep_problems(config) + folder_problems(Path(config.hydra.sweep.dir), "hydra.sweep.dir"))
+            found = folder_problems(Path(config.hydra.sweep.dir), "hydra.sweep.dir")
+            refuse(found + sweep_problems(config, fetch=not found))
 
 
 def in_sweep(hydra: DictConfig) -> bool:
@@ -88,8 +89,8 @@ def refuse(problems: list[str]) -> None:
         raise Refused(*problems)
 
 
-def job_problems(cfg: DictConfig, overrides: list[str]) -> list[str]:
-    """Everything that is wrong with one job; its data are fetched where nothing else is wrong."""
+def job_problems(cfg: DictConfig, overrides: list[str], fetch: bool) -> list[str]:
+    """Everything that is wrong with one job. fetch: where nothing is, try to build its parts and fetch its data."""
     from src import checks  # torch
     from src.override_errors import merged_choices
     from src.world import one_thread
@@ -100,7 +101,7 @@ def job_problems(cfg: DictConfig, overrides: list[str]) -> list[str]:
     try:
         with one_thread():  # whatever a data set or a model of the user's computes here; the ranks are forked later
             config, found = checks.check(cfg)
-            if not found:
+            if fetch and not found:
                 checks.prepare(config)
     except Refused as refused:
         return refused.problems

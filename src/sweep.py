@@ -7,19 +7,20 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from src.environment import torchrun_ranks
-from src.override_errors import Composer
+from src.override_errors import COMPOSING, Composer
 from src.refuse import has_known_jobs, job_problems, task_overrides
 
 MAX_NAMED = 4  # jobs that one line names
 
 
-def sweep_problems(config: DictConfig) -> list[str]:
-    """Everything that is wrong with any job, each line once, with the jobs that it holds for unless that is all."""
+def sweep_problems(config: DictConfig, fetch: bool) -> list[str]:
+    """Everything that is wrong with any job, each line once, with the jobs that it holds for unless that is all.
+
+    fetch: where nothing is wrong with any, build each job's parts on trial and fetch its data.
+    """
     if torchrun_ranks() is not None:
         return [
             "-m starts run after run, but torchrun's ranks live for one. Drop torchrun (train.py starts its own ranks),"
@@ -31,16 +32,21 @@ def sweep_problems(config: DictConfig) -> list[str]:
     jobs = list(sweep_overrides(config, loader))
     found: dict[str, list[int]] = defaultdict(list)
     folders: dict[str, list[int]] = defaultdict(list)
+    composed: list[DictConfig] = []
     for number, overrides in enumerate(jobs):
         try:
-            job = loader.load_sweep_config(config, overrides)
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            composed.append(loader.load_sweep_config(config, overrides))
+        except COMPOSING as error:
             lines = Composer(loader, config.hydra.job.config_name).explain(error, overrides)
         else:
-            lines = job_problems(job, overrides)
-            folders[subfolder(job, number)].append(number)
+            lines = job_problems(composed[-1], overrides, fetch=False)
+            folders[subfolder(composed[-1], number)].append(number)
         for line in lines:
             found[line].append(number)
+    if fetch and not found:
+        for number, (job, overrides) in enumerate(zip(composed, jobs, strict=True)):
+            for line in job_problems(job, overrides, fetch=True):
+                found[line].append(number)
     return [named(line, numbers, jobs) for line, numbers in found.items()] + same_folders(folders)
 
 

@@ -254,7 +254,7 @@ def test_no_thread_of_openmp_is_there_when_the_parent_forks(tmp_path: Path) -> N
         "config.register()\n"
         f"initialize_config_dir('{REPOSITORY / 'conf'}', version_base='1.3').__enter__()\n"
         "before = len(os.listdir('/proc/self/task'))\n"
-        "print(job_problems(compose('config', overrides=['tracking=off']), []))\n"
+        "print(job_problems(compose('config', overrides=['tracking=off']), [], fetch=True))\n"
         "print(len(os.listdir('/proc/self/task')) - before)\n"
     )
     done = subprocess.run(
