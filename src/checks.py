@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from src.errors import Refused
 from src.failures import in_words
@@ -32,6 +32,13 @@ def check(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
     cfg: as composed, with or without Hydra's own node.
     """
     config, unknown, broken = resolve(cfg)
+    mismatch = _kind_problems(cfg)
+    if mismatch:
+        # What a model would take from its kind of data is missing as well: noise beside the one cause.
+        unknown, broken = (
+            [line for line in found if not line.startswith(("model.", "data."))] for found in (unknown, broken)
+        )
+        return config, mismatch + unknown + broken
     # A key too many does not keep the rules from being read; a missing or wrong one does.
     return config, unknown + (broken or rule_problems(config))
 
@@ -109,22 +116,33 @@ def _shard_size_problems(setting: Setting) -> list[str]:
     return []
 
 
-def _pairing_problems(config: dict[str, Any]) -> list[str]:
-    """Model and data that don't belong together."""
-    model, data = locate(config["model"]["_target_"]), locate(config["data"]["_target_"])
+def _kind_problems(cfg: DictConfig) -> list[str]:
+    """A model for images with data of tokens, or the other way round. Needs nothing resolved but the two targets."""
+    targets = [OmegaConf.select(cfg, f"{key}._target_", throw_on_resolution_failure=False) for key in ("model", "data")]
+    try:
+        model, data = (locate(str(target)) for target in targets)
+    except ImportError:
+        return []  # said by `resolve`
     takes, gives = getattr(model, "inputs", None), getattr(data, "kind", None)
-    if takes is not None and gives is not None and takes != gives:
-        return [
-            f"model {config['model']['_target_']} takes {takes}, but data {config['data']['_target_']} gives {gives}."
-            f" Choose a model for {gives}, or data of {takes}."
-        ]
-    vocabulary, tokens = at(config, "model.vocab_size"), at(config, "data.vocab_size")
-    if vocabulary is not None and tokens is not None and tokens > vocabulary:
-        return [
-            f"data.vocab_size={tokens} has more tokens than model.vocab_size={vocabulary} knows."
-            f" Use model.vocab_size={tokens} or more."
-        ]
-    return []
+    if takes is None or gives is None or takes == gives:
+        return []
+    return [
+        f"model {targets[0]} takes {takes}, but data {targets[1]} gives {gives}."
+        f" Choose a model for {gives}, or data of {takes}."
+    ]
+
+
+def _pairing_problems(config: dict[str, Any]) -> list[str]:
+    """Data of a size that the model does not reach."""
+    found = []
+    for key, what in (("vocab_size", "tokens"), ("sequence_length", "tokens a sample")):
+        reach, size = at(config, f"model.{key}"), at(config, f"data.{key}")
+        if reach is not None and size is not None and size > reach:
+            found.append(
+                f"data.{key}={size} {what} are more than model.{key}={reach}."
+                f" Use model.{key}={size} or more, or data.{key}={reach} or less."
+            )
+    return found
 
 
 def prepare(config: dict[str, Any]) -> None:
