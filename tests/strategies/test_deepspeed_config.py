@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -229,24 +228,3 @@ def test_zero3_offload_has_the_tutorials_numbers():
     assert optimizer["_target_"] == "torch.optim.AdamW"
     assert (optimizer["lr"], optimizer["betas"], optimizer["weight_decay"]) == (3e-4, [0.9, 0.95], 0.1)
     assert optimizer["eps"] == 1e-8
-
-
-def broken_deepspeed(folder: Path) -> str:
-    """A PYTHONPATH on which importing deepspeed fails as it does where the CUDA toolkit is missing."""
-    package = folder / "path" / "deepspeed"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise OSError('CUDA_HOME does not exist, unable to compile CUDA op(s)')\n")
-    return f"{package.parent}:{REPOSITORY}"
-
-
-def test_a_broken_deepspeed_breaks_no_other_strategy(tmp_path):
-    outcome = train(tmp_path, *QUICK, "strategy=ddp", PYTHONPATH=broken_deepspeed(tmp_path))
-    assert outcome.code == 0, outcome.text
-
-
-def test_a_broken_deepspeed_is_named_in_one_line_with_what_is_missing(tmp_path):
-    outcome = train(tmp_path, *QUICK, "strategy=deepspeed", PYTHONPATH=broken_deepspeed(tmp_path))
-    assert outcome.code == 1
-    [last] = [line for line in outcome.stderr.splitlines() if line.startswith("shardlab:")]
-    assert "CUDA_HOME does not exist" in last
-    assert "strategy=fsdp" in last
