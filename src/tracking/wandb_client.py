@@ -99,9 +99,10 @@ class WandbClient:
         if mode == "online":
             try:
                 self.run = self._init(run, "online", project)
-            except (wandb.errors.Error, TimeoutError, OSError) as error:
+            except Exception as error:  # no network, no such key, no such project, a version it no longer talks to …
+                reason = (str(error).splitlines() or [""])[0]
                 log.warning(
-                    "Weights & Biases can't be reached; the run goes on offline. %s", str(error).splitlines()[0]
+                    "Weights & Biases can't be reached; the run goes on offline. %s: %s", type(error).__name__, reason
                 )
                 mode = "offline"
                 # The id is taken in this service, by the attempt that failed.

@@ -5,6 +5,7 @@ import pty
 import re
 import select
 import struct
+import subprocess
 import termios
 import time
 from collections.abc import Callable
@@ -36,29 +37,36 @@ def watch(
     when: str = "\0",
     do: Callable[[int], None] = lambda pid: None,
 ) -> Seen:
-    """Run `command` under a pseudo-terminal to its end; do(pid) once `when` has appeared. Nobody types anything."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(cwd)
-        os.execve(command[0], command, {**env, "TERM": "xterm-256color"})
-    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    text, done, deadline = "", False, time.monotonic() + timeout_seconds
-    try:
-        while time.monotonic() < deadline:
-            if not select.select([terminal], [], [], 0.2)[0]:
-                continue
-            try:
-                part = os.read(terminal, 65536)
-            except OSError:  # EIO: the last process of the terminal is gone
-                break
-            text += part.decode(errors="replace")
+    """Run `command` under a pseudo-terminal to its end; do(pid) once `when` has appeared. Nobody types anything.
+
+    pid: of the command, which leads a process group.
+    """
+    terminal, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    env = {**env, "TERM": "xterm-256color"}
+    with subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        raw, text, done, deadline = b"", "", False, time.monotonic() + timeout_seconds
+        while (part := read(terminal)) is not None:
+            raw += part
+            text = raw.decode(errors="replace")  # of the whole: a part may end inside a character
             if not done and when in text:
                 done = True
-                do(pid)
-        else:
-            os.kill(pid, 9)
-            raise TimeoutError(f"{command} was still there after {timeout_seconds} s; it had printed:\n{text}")
-    finally:
+                do(process.pid)
+            if time.monotonic() > deadline:
+                process.kill()
+                raise TimeoutError(f"{command} was still there after {timeout_seconds} s; it had printed:\n{text}")
         os.close(terminal)
-        _, status = os.waitpid(pid, 0)
-    return Seen(os.waitstatus_to_exitcode(status), text)
+        return Seen(process.wait(timeout=10), text)
+
+
+def read(terminal: int) -> bytes | None:
+    """What was printed within 0.2 s; None once the last process of the terminal is gone."""
+    if not select.select([terminal], [], [], 0.2)[0]:
+        return b""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # EIO
+        return None

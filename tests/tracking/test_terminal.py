@@ -36,7 +36,7 @@ def test_an_interrupted_run_leaves_the_terminal_as_it_was_and_says_where_it_stop
         tmp_path,
         home(tmp_path),
         when="2/9",  # the bar, after the second step
-        do=lambda pid: os.killpg(os.getpgid(pid), signal.SIGINT),  # what a terminal does on Ctrl-C
+        do=lambda pid: os.killpg(pid, signal.SIGINT),  # what a terminal does on Ctrl-C
     )
     assert seen.code == 130, seen.raw
     [run_dir] = tmp_path.glob("multirun/*")

@@ -19,7 +19,7 @@ from src.tracking import wandb as tracking
 from src.tracking.base import RunInfo
 from src.tracking.wandb import WandbTracker
 from src.world import World
-from tests.command import QUICK, TRAIN, Outcome, metrics, summary, train
+from tests.command import QUICK, TRAIN, metrics, summary, train
 from tests.command_server import serve
 from tests.tracking.terminal import watch
 from tests.tracking.wandb_runs import (
@@ -108,7 +108,7 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("server", ["refusing", "silent"])
+@pytest.mark.parametrize("server", ["refusing", pytest.param("silent", marks=pytest.mark.slow)])
 def test_an_unreachable_server_costs_a_warning_and_no_record(
     tmp_path: Path, silent_server: str, server: str
 ) -> None:  # WB-04
@@ -242,11 +242,3 @@ def test_a_continued_run_keeps_its_id_and_both_segments_and_may_repeat_steps(
 
 def follow_steps(world: World, folder: str, steps: list[int], earlier_id: str | None) -> dict[str, Any]:
     return follow(world, folder, folder, steps, earlier_id=earlier_id)
-
-
-def test_the_folder_of_a_started_run_is_the_run_folder(tmp_path: Path) -> None:
-    outcome = train(tmp_path, "hydra.run.dir=elsewhere/here", *TINY, **home(tmp_path))
-    assert isinstance(outcome, Outcome)
-    assert outcome.code == 0, outcome.text
-    assert len(folders(tmp_path / "elsewhere" / "here")) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "home"}
