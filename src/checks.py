@@ -14,15 +14,20 @@ import yaml
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from src.data.base import Data
 from src.errors import Refused
 from src.failures import in_words
 from src.keys import locate, resolve
 from src.precision import PRECISIONS
 from src.ranges import at, range_problems
+from src.schedule import Constant
 from src.setting import known_setting, strategy_class
 from src.sharding import LEVELS, OFFLOADS
 from src.strategies.base import Setting, Strategy, Support
+from src.tracking.base import Tracker
 
+#: What a part must be where that is known.
+KINDS: dict[str, type] = {"model": torch.nn.Module, "schedule": Constant, "strategy": Strategy, "tracking": Tracker}
 STRATEGIES = Path(__file__).parent.parent / "conf" / "strategy"
 
 
@@ -154,14 +159,20 @@ def prepare(config: dict[str, Any]) -> None:
     for key in ("schedule", "strategy", "tracking", "task", "model", "optimizer"):
         try:
             with torch.device("meta" if key == "model" else "cpu"):  # a model's shapes without its memory
-                built = _build(key, config[key])
-            if key == "optimizer":
+                built: Any = _build(key, config[key])
+            if (kind := KINDS.get(key)) is not None and not isinstance(built, kind):
+                what = f"a {type(built).__name__}, where a {kind.__name__} belongs"
+                found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
+            elif key == "optimizer":
                 _try_optimizer(built)
         except Refused as refused:
             found += refused.problems
     if found:
         raise Refused(*found)
-    _build("data", config["data"]).prepare()
+    data = _build("data", config["data"])
+    if not isinstance(data, Data):
+        raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
+    data.prepare()
 
 
 def _try_optimizer(optimizer: Callable[..., Any]) -> None:

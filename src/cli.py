@@ -89,6 +89,7 @@ class CommandLine:
         """Under torchrun, every rank but the first: no Hydra, the first rank's configuration."""
         from src import launch
 
+        self.started = True
         try:
             launch.follow()
         except Failed as failed:

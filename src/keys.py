@@ -52,8 +52,10 @@ def resolve(cfg: DictConfig) -> tuple[dict[str, Any], list[str], list[str]]:
             found.broken.append(
                 f"{key} has no _target_, so nothing can be built of it. Choose one with {key}=<option>."
             )
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and "_target_" in value:
             found.against_target(str(key), value)
+        elif isinstance(value, dict):  # a group whose option builds nothing, such as compression=none
+            found.unknown += [f"{key}.{name} is nothing that this option of {key} takes. Drop it." for name in value]
     return resolved, found.unknown, found.broken
 
 
@@ -66,10 +68,15 @@ def _resolve(cfg: DictConfig, keys: list[Any], found: "Findings") -> dict[Any, A
             is_node = OmegaConf.is_config(node)
             resolved[key] = OmegaConf.to_container(node, resolve=True, enum_to_str=True) if is_node else cfg[key]
         except OmegaConfBaseException as error:
-            where = getattr(error, "full_key", None) or key
-            reason = str(error.msg if hasattr(error, "msg") and error.msg else error).splitlines()[0]
-            found.broken.append(f"{where} can't be resolved: {reason}. Correct the ${{...}} that it holds.")
+            found.broken.append(unresolved(error, str(key)))
     return resolved
+
+
+def unresolved(error: OmegaConfBaseException, key: str) -> str:
+    """The line for a ${...} to nowhere. key: where it was met, in case the error does not know better."""
+    where = getattr(error, "full_key", None) or key
+    reason = str(error.msg if hasattr(error, "msg") and error.msg else error).splitlines()[0]
+    return f"{where} can't be resolved: {reason}. Correct the ${{...}} that it holds."
 
 
 @dataclasses.dataclass

@@ -157,7 +157,9 @@ class Composer:
             if exists and override.is_add():
                 return f"{key} exists already. Write {str(override.input_line).lstrip('+')}, without the +."
             reason = str(error.__cause__ or error).splitlines()[0]
-            return f"{override.input_line} does not fit: {reason}. As it is: {key}={OmegaConf.select(cfg, key)}."
+            now = OmegaConf.select(cfg, key)
+            as_it_is = "" if OmegaConf.is_config(now) else f" As it is: {key}={'null' if now is None else now}."
+            return f"{override.input_line} does not fit: {reason}.{as_it_is}"
         return None
 
     def rule_problems(self, good: list[str], suspects: set[str]) -> list[str]:

@@ -20,6 +20,8 @@ NOT_YET = {
     "trainer.compile": False,
 }
 
+MAX_TIMEOUT_SECONDS = 1_000_000_000  # 31 years; not much more overflows what c10d counts in
+
 
 def range_problems(config: dict[str, Any]) -> list[str]:
     """Values out of range, one line each."""
@@ -41,6 +43,10 @@ def range_problems(config: dict[str, Any]) -> list[str]:
         value = at(config, key)
         if value is not None and value <= 0:
             found.append(f"{key}={value} must be more than 0{'; null: no clipping' if 'norm' in key else ''}.")
+    if MAX_TIMEOUT_SECONDS < config["launch"]["timeout_seconds"] < math.inf:
+        found.append(
+            f"launch.timeout_seconds={config['launch']['timeout_seconds']} is more than {MAX_TIMEOUT_SECONDS}."
+        )
     if not 0 <= config["seed"] < 2**32:
         found.append(f"seed={config['seed']} is out of range; choose 0 to {2**32 - 1}.")
     if at(config, "data.num_workers") is not None and at(config, "data.num_workers") < 0:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from src.errors import Refused
 
@@ -71,6 +72,11 @@ def refusing() -> Iterator[None]:
     except Refused as refused:
         print_refusal(refused)
         raise SystemExit(REFUSED) from refused
+    except OmegaConfBaseException as error:  # in Hydra's own node, such as hydra.run.dir
+        from src.keys import unresolved
+
+        print_refusal(Refused(unresolved(error, "hydra")))
+        raise SystemExit(REFUSED) from error
     except Exception as error:
         traceback.print_exc()
         raise SystemExit(1) from error

@@ -35,6 +35,7 @@ BAD_INPUT = {
     "strategy=fsdp strategy.static_graph=true": ["strategy.static_graph is no key of strategy=fsdp. Known: "],
     "hydra.run.dirr=x": ["hydra.run.dirr is no key of hydra.run. Did you mean hydra.run.dir?"],
     "foo": ["foo is no override. Write key=value."],
+    "+compression.foo=1": ["compression.foo is nothing that this option of compression takes. Drop it."],
     "+seed=1": ["seed exists already. Write seed=1, without the +."],
     # removals
     "~trainer": ["trainer was removed, but every run needs it. Drop the override ~trainer."],
@@ -58,6 +59,7 @@ BAD_INPUT = {
     "trainer.max_grad_norm=nan": ["trainer.max_grad_norm=nan is no finite number"],
     "trainer.max_grad_norm=-1": ["trainer.max_grad_norm=-1.0 must be more than 0; null: no clipping."],
     "launch.timeout_seconds=inf": ["launch.timeout_seconds=inf is no finite number"],
+    "launch.timeout_seconds=1e30": ["launch.timeout_seconds=1e+30 is more than 1000000000."],
     "optimizer.lr=-inf": ["optimizer.lr=-inf is no finite number"],
     "optimizer.lr=-1": ["optimizer can't be built: Invalid learning rate: -1."],
     "optimizer.lr=abc": ["optimizer.lr='abc' is not of type float."],
@@ -78,14 +80,18 @@ BAD_INPUT = {
     # targets and interpolations
     "model._target_=src.models.cnn.CNNN": ["src.models.cnn has no CNNN. Did you mean src.models.cnn.CNN?"],
     "model._target_=nowhere.Model": ["model._target_=nowhere.Model can't be found: there is no module nowhere."],
+    "+model._partial_=true": ["where a Module belongs. Correct model._target_."],
     "model._target_=torch.nn": ["model._target_=torch.nn is a module, which can't be built."],
     "model._target_=tests.broken_on_import.Model": ["RuntimeError: not today (broken_on_import.py:3)"],
     "'model.image_shape=${data.nope}'": [
         "model.image_shape can't be resolved: Interpolation key 'data.nope' not found"
     ],
     "'trainer.epochs=${data.nope}'": ["trainer.epochs can't be resolved: Interpolation key 'data.nope' not found"],
+    "'hydra.run.dir=${nope}'": ["hydra.run.dir can't be resolved: Interpolation key 'nope' not found"],
+    "trainer=3": ["trainer=3 does not fit: Invalid type assigned"],
+    "'trainer.epochs=???'": ["trainer.epochs has no value; give one with trainer.epochs=..."],
     # Hydra's own
-    "--config-dir /nowhere +experiment=mine": ["Additional config directory '/nowhere' not found"],
+    "--config-dir /no/such/folder experiment=mine": ["Additional config directory '/no/such/folder' not found"],
     "--config-name nope": ["Cannot find primary config 'nope'."],
     # sweeps, refused whole
     "-m trainer.accumulate=1,0": ["job 1 (trainer.accumulate=0): trainer.accumulate=0 is not a batch size"],
