@@ -1,9 +1,7 @@
 """Weights & Biases behind a queue: the training hands over records and never waits for the client.
 
-One thread of rank 0 does everything that touches the wandb package (wandb_client.py). It begins when the first
-step has been logged: importing wandb and opening a run is a second of Python, which competes for the interpreter
-with the building of the model (two cores, to the first step: 0.2 to 0.3 s later under a sharding strategy; wandb
-imported before the ranks are forked: 0.3 s later under all).
+One thread of rank 0 does everything that touches the wandb package (wandb_client.py), importing it among the rest:
+imported by the parent, before the ranks are forked, it would cost every run 0.3 s before its first step.
 """
 
 import logging
@@ -26,8 +24,6 @@ log = logging.getLogger(__name__)
 
 MODES = ("auto", "online", "offline")
 MAX_TAG = 64  # characters, W&B's limit
-#: A run that needs longer to its first logged step than this is opened before it.
-HEAD_START_SECONDS = 5.0
 #: How long finish() waits for uploads after a run that ended well, and after one that did not: then its other
 #: ranks are gone, and the launcher kills what is left after 8 s (src/agent.py).
 FINISH_SECONDS = 30.0
@@ -68,7 +64,6 @@ class WandbTracker(Tracker):
         self.run_id: str | None = None
         self.client: WandbClient | None = None
         self.queue: queue.SimpleQueue[dict[str, Any] | Closing] = queue.SimpleQueue()
-        self.wanted = threading.Event()  # there is something to tell
         self.opened = threading.Event()  # the run is open, or never will be
         self.closed = threading.Event()  # the thread has nothing more to do
         self.abandoned = False
@@ -104,11 +99,9 @@ class WandbTracker(Tracker):
     def log(self, record: dict[str, Any]) -> None:
         if not self.closed.is_set():  # after a failure nobody would empty the queue
             self.queue.put(record)
-            self.wanted.set()
 
     def finish(self, exit_code: int, summary: dict[str, Any]) -> None:
         self.queue.put(Closing(exit_code, summary))
-        self.wanted.set()
         if self.closed.wait(SILENT_SECONDS):
             return
         seconds = FINISH_SECONDS if exit_code == 0 else FAILED_FINISH_SECONDS
@@ -125,7 +118,6 @@ class WandbTracker(Tracker):
     def _work(self, run: RunInfo, run_id: str) -> None:
         """The thread. Whatever goes wrong here ends the tracking with one warning, and nothing else."""
         try:
-            self.wanted.wait(HEAD_START_SECONDS)
             from src.tracking.wandb_client import WandbClient  # wandb, 0.6 s
 
             self.client = WandbClient(run_id, self.init_timeout_seconds, FINISH_SECONDS)
