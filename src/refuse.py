@@ -116,10 +116,11 @@ def job_problems(cfg: DictConfig, overrides: list[str], fetch: bool) -> list[str
 
 def folder_problems(folder: Path, key: str) -> list[str]:
     """A folder that can't be made or written to, or that holds a run already, which a second one would overwrite."""
-    if any((folder / name).exists() for name in TRACES_OF_A_RUN):
+    # os.path.exists, unlike Path.exists, answers also below a folder that may not be entered.
+    if any(os.path.exists(folder / name) for name in TRACES_OF_A_RUN):
         return [f"{key}={folder} already holds a run. Choose another folder, or move that one away."]
     existing = folder.absolute()
-    while not existing.exists() and existing != existing.parent:
+    while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
         return [f"{key}={folder} can't be a folder: {existing} is a file. Choose another."]

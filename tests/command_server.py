@@ -28,7 +28,7 @@ class Served(Outcome):
 
     started_processes: tuple[str, ...] = ()
     session: int = 0
-    seconds: float = 0.0
+    ended_at: float = 0.0  # seconds since the epoch
 
     @property
     def problems(self) -> list[str]:
@@ -57,16 +57,15 @@ def serve(cwd: Path, *overrides: str, timeout: float = 60, rights: bool = True, 
         process = context.Process(target=_command, args=given)
         process.start()
         assert process.pid is not None
-        started_at = time.perf_counter()
         process.join(timeout)
         if process.is_alive():
             end_session(process.pid)
             process.join()
             raise TimeoutError(f"train.py {overrides} took more than {timeout} s")
-        seconds = time.perf_counter() - started_at
+        ended_at = time.time()
         stdout, stderr, started = (Path(folder, name).read_text() for name in ("stdout", "stderr", "started"))
         assert process.exitcode is not None
-        return Served(process.exitcode, stdout, stderr, cwd, tuple(json.loads(started)), process.pid, seconds)
+        return Served(process.exitcode, stdout, stderr, cwd, tuple(json.loads(started)), process.pid, ended_at)
 
 
 def _command(cwd: str, overrides: tuple[str, ...], env: dict[str, str], folder: str, rights: bool) -> None:

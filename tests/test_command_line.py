@@ -221,6 +221,20 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
     assert "no permission to write in" in outcome.problems[0]
 
 
+def test_a_folder_below_one_that_may_not_be_entered_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o000)
+    outcome = serve(tmp_path, "hydra.run.dir=locked/run", rights=False)
+    (tmp_path / "locked").chmod(0o755)
+    assert outcome.code == 2, outcome.text
+    assert "no permission to write in" in outcome.problems[0]
+
+
+def test_of_two_values_for_one_key_the_last_counts_as_everywhere_in_hydra(tmp_path: Path) -> None:
+    outcome = serve(tmp_path, "seed=1", "seed=2", "strategy=ddp", "strategy=single", "--cfg", "job")
+    cfg = yaml.safe_load(outcome.stdout)
+    assert (cfg["seed"], cfg["strategy"]["_target_"]) == (2, "src.strategies.single.Single")
+
+
 def test_a_folder_that_the_system_will_not_make_is_refused(tmp_path: Path) -> None:
     outcome = serve(tmp_path, "hydra.run.dir=/proc/nowhere/x")
     assert outcome.is_refusal(), outcome.text
