@@ -85,7 +85,6 @@ class Composer:
         """
         overrides, found = parse(words, mode)
         choices = [override for override in overrides if self.is_group(override.key_or_group)]
-        values = [override for override in overrides if override not in choices]
         good: list[str] = []
         bad_groups = set()
         for override in choices:
@@ -99,20 +98,20 @@ class Composer:
             cfg = self.compose(good)
         except COMPOSING as base_error:
             return found or [in_one_line(base_error)]
-        suspects = set()
-        for override in values:
-            if override.key_or_group.split(".")[0] in bad_groups:
-                continue  # which keys are right depends on the option
+        suspects: set[str] = set()
+        for override in overrides:
+            # Which keys of a group are right depends on its option.
+            if override in choices or override.key_or_group.split(".")[0] in bad_groups:
+                continue
             line = self.value_problem(override, cfg, good)
             if line:
                 found.append(line)
-                nearest = re.search(r"Did you mean ([\w.]+)", line)
-                suspects |= {key.split(".")[-1] for key in (override.key_or_group, nearest and nearest[1]) if key}
+                suspects |= names_in(override.key_or_group, line)
             else:
                 good.append(str(override.input_line))
-        if not found:
-            return [in_one_line(error)]
-        return found if bad_groups else found + self.rule_problems(good, suspects)
+        if not found or bad_groups:
+            return found or [in_one_line(error)]
+        return found + self.rule_problems(good, suspects)
 
     def is_group(self, key: str) -> bool:
         return bool(self.loader.repository.group_exists(key))
@@ -171,6 +170,12 @@ class Composer:
         except COMPOSING:
             return []  # only together do they fail; their turn comes when the others are mended
         return [line for line in found if not suspects & set(re.findall(r"\w+", line))]
+
+
+def names_in(key: str, line: str) -> set[str]:
+    """The last part of a bad key, and of the one that its line suggests."""
+    nearest = re.search(r"Did you mean ([\w.]+)", line)
+    return {name.split(".")[-1] for name in (key, nearest[1] if nearest else key)}
 
 
 def parse(words: list[str], mode: RunMode) -> tuple[list[Override], list[str]]:

@@ -20,7 +20,7 @@ class World:
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    device: torch.device = torch.device("cpu")
 
     @classmethod
     def of(cls, ranks: Ranks, device_type: str) -> "World":
