@@ -14,8 +14,21 @@ def test_the_cnn_has_the_layers_of_the_classic_mnist_network():
     assert list(shapes.values()) == [(32, 1, 3, 3), (64, 32, 3, 3), (256, 64 * 7 * 7), (10, 256)]
     # (9 + 1) x 32 + (9 x 32 + 1) x 64 + (3136 + 1) x 256 + (256 + 1) x 10
     assert sum(p.numel() for p in model.parameters()) == 824_458
-    kinds = [type(layer).__name__ for part in (model.features, model.classifier) for layer in part]
-    assert kinds == ["Conv2d", "ReLU", "MaxPool2d"] * 2 + ["Flatten", "Linear", "ReLU", "Linear"]
+
+
+def test_pooling_before_relu_gives_the_same_bits_as_relu_before_pooling():
+    torch.manual_seed(0)
+    model, images = CNN([1, 28, 28], 10), torch.randn(8, 1, 28, 28)
+    images[:, :, :8] = 0.3  # windows of equal values, where max-pooling has to choose
+    first_conv, _, _, second_conv, _, _ = model.features
+    literal = nn.Sequential(
+        first_conv, nn.ReLU(), nn.MaxPool2d(2), second_conv, nn.ReLU(), nn.MaxPool2d(2), *model.classifier
+    )
+    gradients = []
+    for network in (model, literal):
+        logits = network(images.to(memory_format=torch.channels_last))
+        gradients.append([logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 32, 20)])
