@@ -5,7 +5,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from src.cli import CommandLine
+from src.command.cli import CommandLine
 
 command_line = CommandLine()
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from src.errors import Refused
 
@@ -80,6 +81,13 @@ class Request(NamedTuple):
 
     ids: Ids
     num_real: int
+
+
+class MicroBatch(NamedTuple):
+    """inputs: (micro_batch, ...). targets: int64, -100 where masked. Both on the rank's device."""
+
+    inputs: Tensor
+    targets: Tensor
 
 
 @dataclass(frozen=True)

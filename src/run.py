@@ -15,16 +15,16 @@ from hydra.utils import instantiate
 from torch import nn
 
 from src.batch import BatchSizes
+from src.checks.setting import batch_sizes, strategy_name
 from src.data.base import Data
 from src.errors import Interrupted
 from src.memory import keep_freed_memory
-from src.naming import run_name, run_tags
 from src.precision import Precision, cpu_has_native_bf16
 from src.schedule import Constant
-from src.setting import batch_sizes, strategy_name
 from src.sharding import Sharding
 from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
 from src.tracking.base import RunInfo
+from src.tracking.naming import run_name, run_tags
 from src.tracking.reporter import Reporter, SilentReporter
 from src.trainer import Limits
 from src.world import World

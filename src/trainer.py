@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from src.batch import IGNORED, BatchPlan, BatchSizes, GlobalBatch
+from src.batch import IGNORED, BatchPlan, BatchSizes, GlobalBatch, MicroBatch
 from src.data.base import Source
 from src.memory import peak_memory_bytes
 from src.schedule import Constant
-from src.strategies.base import MicroBatch, Strategy
+from src.strategies.base import Strategy
 from src.tracking.reporter import SilentReporter
 
 log = logging.getLogger(__name__)

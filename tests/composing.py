@@ -9,8 +9,8 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 from torch import Tensor
 
-from src import checks
 from src import config as schema
+from src.checks import rules
 from tests.command import metrics
 from tests.workers import Pool
 
@@ -21,7 +21,7 @@ def composed(*overrides: str) -> tuple[dict[str, Any], list[str]]:
     """The plain configuration of a command line, and the lines it would be refused with."""
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return checks.check(compose("config", overrides=list(overrides)))
+        return rules.check(compose("config", overrides=list(overrides)))
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from src.batch import Request
+from src.batch import MicroBatch, Request
 from src.data.base import Source
 from src.data.digits import Digits
 from src.models.mlp import MLP
-from src.strategies.base import MicroBatch
 
 
 def act(name: str, seconds: float) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.batch import IGNORED, Request
-from src.strategies.base import MicroBatch
+from src.batch import IGNORED, MicroBatch, Request
 
 
 class Source(ABC):

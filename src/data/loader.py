@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from src.batch import Ids, Request
+from src.batch import Ids, MicroBatch, Request
 from src.data.base import Data, Source, mask_padding
 from src.environment import num_cores
 from src.errors import Refused
-from src.strategies.base import MicroBatch
 
 MOST_WORKERS = 8  # that are started unasked, however many cores there are: each may hold a copy of the data
 

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from src.batch import Request
+from src.batch import MicroBatch, Request
 from src.data.augment import BITS, scramble
 from src.data.base import Data, ImageSource, Source
 from src.data.tokens import shifted
 from src.errors import Refused
-from src.strategies.base import MicroBatch
 
 NOISE = 40.0  # standard deviation around a class's prototype, in 1/255
 MEAN, STD = 0.5, 0.32  # of the pixels / 255: prototypes uniform over 0 ... 255, and the noise

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from src.batch import Request
+from src.batch import MicroBatch, Request
 from src.data.base import Source, mask_padding
-from src.strategies.base import MicroBatch
 
 
 def shifted(windows: Tensor, num_real: int) -> MicroBatch:

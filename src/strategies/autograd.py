@@ -7,8 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from src.batch import MicroBatch
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
-from src.strategies.base import Axis, BuildSpec, MicroBatch, OptimizerFactory, StepReport, Strategy
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, StepReport, Strategy
 from src.world import World
 
 

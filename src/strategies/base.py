@@ -13,19 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from src.batch import MicroBatch
 from src.objective import EvalSums
 from src.precision import Precision
 from src.sharding import Sharding
 from src.world import World
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-class MicroBatch(NamedTuple):
-    """inputs: (micro_batch, ...). targets: int64, -100 where masked. Both on the rank's device."""
-
-    inputs: Tensor
-    targets: Tensor
 
 
 @dataclass(frozen=True)

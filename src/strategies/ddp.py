@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from src.batch import MicroBatch
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
-from src.strategies.base import BuildSpec, MicroBatch, Setting, Support
+from src.strategies.base import BuildSpec, Setting, Support
 
 
 class DDP(AutogradStrategy):

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from src.batch import MicroBatch
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
 from src.strategies.autograd import average_buffers
-from src.strategies.base import Axis, BuildSpec, MicroBatch, OptimizerFactory, Setting, StepReport, Strategy, Support
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, StepReport, Strategy, Support
 from src.strategies.deepspeed_config import Given, contradictions, engine_config
 from src.strategies.deepspeed_engine import start_engine, whole_parameter
 

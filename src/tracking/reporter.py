@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from src.logs import ONLY_IN_RANK_LOG
+from src.launch.logs import ONLY_IN_RANK_LOG
 from src.tracking.base import RunInfo, Tracker
-from src.tracking.console import Progress, closing_line, evaluation_words, final_table, make_progress
+from src.tracking.console import closing_line, evaluation_words, final_table
 from src.tracking.files import MetricsFile, empty_summary, write_summary
+from src.tracking.progress import Progress, make_progress
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from src.batch import Request
+from src.batch import MicroBatch, Request
 from src.data.base import Source
-from src.strategies.base import MicroBatch
 
 CPU = torch.device("cpu")
 

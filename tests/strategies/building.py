@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from src.batch import MicroBatch
 from src.precision import Precision
 from src.sharding import Sharding
-from src.strategies.base import BuildSpec, MicroBatch, Strategy
+from src.strategies.base import BuildSpec, Strategy
 from src.strategies.ddp import DDP
 from src.strategies.fsdp import FSDP2
 from src.strategies.fsdp1 import FSDP1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from src.strategies.base import MicroBatch
+from src.batch import MicroBatch
 from tests.composing import run_in
 from tests.strategies.building import built
 

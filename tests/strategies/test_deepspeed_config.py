@@ -108,7 +108,7 @@ def test_what_deepspeed_cannot_do_is_refused_with_a_remedy(overrides, words):
 
 
 def test_a_missing_package_is_refused(monkeypatch):
-    monkeypatch.setattr("src.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("src.checks.rules.find_spec", lambda name: None)
     assert any("pip install deepspeed" in line for line in problems())
 
 

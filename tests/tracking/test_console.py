@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from src.logs import TerminalHandler
+from src.launch.logs import TerminalHandler
 from src.tracking import console
 from src.tracking.bar import Bar
-from src.tracking.console import Lines, closing_line, duration, final_table, make_progress, seconds_between_lines
+from src.tracking.console import Lines, closing_line, duration, final_table, seconds_between_lines
 from src.tracking.files import empty_summary
+from src.tracking.progress import make_progress
 
 STEP = {"step": 1, "epoch": 0, "loss": 2.0, "grad_norm": 0.5, "step_seconds": 3.0, "samples_per_second": 80.4}
 SUMMARY = empty_summary() | {

@@ -9,9 +9,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
+from src.command.job import has_known_jobs, job_problems, task_overrides
+from src.command.override_errors import COMPOSING, Composer
 from src.environment import torchrun_ranks
-from src.override_errors import COMPOSING, Composer
-from src.refuse import has_known_jobs, job_problems, task_overrides
 
 MAX_NAMED = 4  # jobs that one line names
 

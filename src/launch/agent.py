@@ -1,6 +1,6 @@
 """torch's elastic agent with a closer eye on its ranks: who was gone first, and who left without finishing.
 
-Importing it costs time that a run in place does not need, so `src/launch.py` does so only when it starts ranks.
+Importing it costs time that a run in place does not need, so `src/launch/parent.py` does so only when it starts ranks.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
-from src.failures import Death
+from src.launch.failures import Death
 
 #: Seconds in which the other ranks may close their files and trackers after one has failed; then they are killed.
 FAILURE_GRACE_SECONDS = 8

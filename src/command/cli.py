@@ -12,9 +12,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from src import config as schema
+from src.command.job import in_sweep, job_problems, task_overrides
+from src.command.refuse import REFUSED, print_refusal, vouched_for
 from src.environment import torchrun_ranks
 from src.errors import Failed, Interrupted, Refused
-from src.refuse import REFUSED, in_sweep, job_problems, print_refusal, task_overrides, vouched_for
 
 FAILED = 1
 MAX_LABEL = 200  # characters of a job's overrides that a line about it repeats
@@ -48,7 +49,7 @@ class CommandLine:
             self.list_failures()
             return interrupted.exit_code
         except Exception as error:
-            from src.override_errors import COMPOSING, explain  # composes once more, for the nearest name
+            from src.command.override_errors import COMPOSING, explain  # composes once more, for the nearest name
 
             if self.started or not isinstance(error, (*COMPOSING, OSError)):
                 raise
@@ -87,11 +88,11 @@ class CommandLine:
 
     def follow(self) -> int:
         """Under torchrun, every rank but the first: no Hydra, the first rank's configuration."""
-        from src import launch
+        from src.launch import parent
 
         self.started = True
         try:
-            launch.follow()
+            parent.follow()
         except Failed as failed:
             print(f"shardlab: {failed}", file=sys.stderr)  # its traceback rank 0 prints, and the log holds
             return FAILED
@@ -100,13 +101,14 @@ class CommandLine:
 
 def start(cfg: DictConfig, hydra: DictConfig) -> float | None:
     """Launch one composed job in the folder that Hydra has made for it. hydra: its own node of the configuration."""
-    from src import checks, launch  # torch: nothing of --help or --cfg job needs it
+    from src.checks import rules
+    from src.launch import parent  # torch: nothing of --help or --cfg job needs it
 
     if not vouched_for(hydra):
         found = job_problems(cfg, task_overrides(hydra), fetch=True)
         if found:
             raise Refused(*found)
-    config, found = checks.check(cfg)
+    config, found = rules.check(cfg)
     if found:
         raise Refused(*found)
     info = {
@@ -115,7 +117,7 @@ def start(cfg: DictConfig, hydra: DictConfig) -> float | None:
         "choices": {k: v for k, v in hydra.runtime.choices.items() if "/" not in k},
     }
     # torch's thread pools don't survive the forks of the jobs to come.
-    return launch.launch(config, Path(hydra.runtime.output_dir), info, in_place=not in_sweep(hydra))
+    return parent.launch(config, Path(hydra.runtime.output_dir), info, in_place=not in_sweep(hydra))
 
 
 def job_label(hydra: DictConfig) -> str:

@@ -20,10 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from src.checks.keys import did_you_mean
 from src.config import Config
-from src.keys import did_you_mean
 
-CONF = Path(__file__).parent.parent / "conf"
+CONF = Path(__file__).parent.parent.parent / "conf"
 #: What Hydra raises while composing, where the user's words or files are at fault. A bare ValueError, too: for
 #: strategy=null, or two flags that exclude each other.
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -163,10 +163,10 @@ class Composer:
 
     def rule_problems(self, good: list[str], suspects: set[str]) -> list[str]:
         """What the good overrides have wrong together, without what may only follow from a bad one's absence."""
-        from src import checks  # torch
+        from src.checks import rules  # torch
 
         try:
-            _, found = checks.check(self.compose(good))
+            _, found = rules.check(self.compose(good))
         except COMPOSING:
             return []  # only together do they fail; their turn comes when the others are mended
         return [line for line in found if not suspects & set(re.findall(r"\w+", line))]

@@ -16,13 +16,13 @@ import torch
 import yaml
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
+from src.checks.setting import device_type, num_ranks
 from src.environment import Ranks, torchrun_ranks
 from src.errors import Failed, Interrupted
-from src.failures import describe, first_cause, mark_summary, read_records
-from src.logs import add_to_train_log, rank_log
-from src.rank import meet, rank_entry, run_rank
-from src.setting import device_type, num_ranks
-from src.signals import kept_handlers, stop_signals
+from src.launch.failures import describe, first_cause, mark_summary, read_records
+from src.launch.logs import add_to_train_log, rank_log
+from src.launch.rank import meet, rank_entry, run_rank
+from src.launch.signals import kept_handlers, stop_signals
 from src.world import World
 
 
@@ -82,7 +82,7 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.launcher.api import LaunchConfig
 
-    from src.agent import Agent
+    from src.launch.agent import Agent
 
     # Its formatter imports torch._dynamo on every failure, and prints what `first_cause` says better.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

@@ -166,8 +166,8 @@ def test_an_interpolation_typed_as_an_override_stays_as_it_was_typed(tmp_path: P
 def test_no_thread_of_openmp_is_there_when_the_parent_forks(tmp_path: Path) -> None:
     program = (
         "import os\n"
-        "from src import launch\n"  # everything that a parent imports
-        "from src.refuse import job_problems\n"
+        "from src.launch import parent\n"  # everything that a parent imports
+        "from src.command.job import job_problems\n"
         "from hydra import compose, initialize_config_dir\n"
         "from src import config\n"
         "config.register()\n"

@@ -13,7 +13,7 @@ import yaml
 
 from tests.command import QUICK, TRAIN, Outcome, environment, metrics, summary
 from tests.command_server import serve
-from tests.test_launch import LATE
+from tests.launch.test_parent import LATE
 
 RAISES = ["data._target_=tests.doubles.MisbehavingDigits", "+data.what=raise"]
 

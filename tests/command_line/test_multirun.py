@@ -11,8 +11,8 @@ import yaml
 
 from tests.command import QUICK, Outcome, metrics, summary, train
 from tests.command_server import Served, serve
+from tests.launch.test_signals import running
 from tests.processes import survivors
-from tests.test_signals import running
 
 DOUBLE = "data._target_=tests.doubles.MisbehavingDigits"
 

@@ -16,8 +16,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from src.checks.plain_types import fits, readable, type_hints
 from src.config import TARGET_GROUPS, Config
-from src.plain_types import fits, readable, type_hints
 
 HYDRA_WORDS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from src.checks.keys import did_you_mean, locate, resolve
+from src.checks.plain_types import fits, readable
 from src.config import Config
-from src.keys import did_you_mean, locate, resolve
-from src.plain_types import fits, readable
 from tests.composing import composed
+
+#: What is told of the class below.
+TAKES = "tests.checks.test_keys.Takes"
 
 
 class Takes:
@@ -34,18 +37,18 @@ def problems_of(**model: Any) -> tuple[list[str], list[str]]:
     plain, _ = composed("tracking=off", "task=train")
     cfg = OmegaConf.merge(OmegaConf.structured(Config), plain)
     OmegaConf.set_struct(cfg, False)
-    cfg.model = {"_target_": "tests.test_keys.Takes", **model}
+    cfg.model = {"_target_": TAKES, **model}
     return resolve(cfg)[1:]
 
 
 def test_a_key_that_the_target_does_not_take_is_unknown_and_the_nearest_is_named() -> None:
     unknown, broken = problems_of(size=1, ratoi=0.1)
-    assert unknown == ["model.ratoi is nothing that tests.test_keys.Takes takes. Did you mean model.ratio?"]
+    assert unknown == [f"model.ratoi is nothing that {TAKES} takes. Did you mean model.ratio?"]
     assert not broken
 
 
 def test_a_key_that_the_target_needs_is_missed() -> None:
-    assert problems_of()[1] == ["model.size is missing; tests.test_keys.Takes needs it. Give it with model.size=..."]
+    assert problems_of()[1] == [f"model.size is missing; {TAKES} needs it. Give it with model.size=..."]
     assert not problems_of(_partial_=True)[1]
 
 
@@ -71,14 +74,14 @@ def test_a_value_of_the_wrong_type_is_told_with_the_right_one(key: str, value: A
 
 
 def test_values_that_fit_are_not_told() -> None:
-    node = {"_target_": "tests.test_keys.takes_anything", "size": 2, "whatever": 1}
+    node = {"_target_": "tests.checks.test_keys.takes_anything", "size": 2, "whatever": 1}
     assert problems_of(size=1, ratio=1, names=["a"], mode="slow", rate=1e-3, part=node) == ([], [])
 
 
 def test_nodes_below_a_node_are_checked_as_well() -> None:
-    unknown, broken = problems_of(size=1, part={"_target_": "tests.test_keys.Takes", "sise": 2})
-    assert unknown == ["model.part.sise is nothing that tests.test_keys.Takes takes. Did you mean model.part.size?"]
-    assert broken == ["model.part.size is missing; tests.test_keys.Takes needs it. Give it with model.part.size=..."]
+    unknown, broken = problems_of(size=1, part={"_target_": TAKES, "sise": 2})
+    assert unknown == [f"model.part.sise is nothing that {TAKES} takes. Did you mean model.part.size?"]
+    assert broken == [f"model.part.size is missing; {TAKES} needs it. Give it with model.part.size=..."]
 
 
 def test_a_target_that_is_nothing_to_call_is_told() -> None:

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import torch
 
 from src.batch import BatchSizes
+from src.checks.keys import locate
 from src.environment import num_cores, torchrun_ranks
 from src.errors import Refused
-from src.keys import locate
 from src.sharding import Sharding
 from src.strategies.base import Setting, Strategy
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from src.naming import MAX_NAME, run_name, run_tags
+from src.tracking.naming import MAX_NAME, run_name, run_tags
 
 CONFIG = {
     "seed": 0,

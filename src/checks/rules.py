@@ -14,21 +14,21 @@ import yaml
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from src.checks.keys import locate, resolve
+from src.checks.ranges import at, range_problems
+from src.checks.setting import known_setting, strategy_class
 from src.data.base import Data
 from src.errors import Refused
-from src.failures import in_words
-from src.keys import locate, resolve
+from src.launch.failures import in_words
 from src.precision import PRECISIONS
-from src.ranges import at, range_problems
 from src.schedule import Constant
-from src.setting import known_setting, strategy_class
 from src.sharding import LEVELS, OFFLOADS
 from src.strategies.base import Setting, Strategy, Support
 from src.tracking.base import Tracker
 
 #: What a part must be where that is known.
 KINDS: dict[str, type] = {"model": torch.nn.Module, "schedule": Constant, "strategy": Strategy, "tracking": Tracker}
-STRATEGIES = Path(__file__).parent.parent / "conf" / "strategy"
+STRATEGIES = Path(__file__).parent.parent.parent / "conf" / "strategy"
 
 
 def check(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from src.errors import Interrupted
-from src.signals import interrupts, kept_handlers, stop_signals
+from src.launch.signals import interrupts, kept_handlers, stop_signals
 from tests.command import QUICK, TRAIN, environment, metrics, summary
 from tests.processes import end_session, survivors, wait_until
 
