@@ -43,6 +43,9 @@ def torchrun_ranks() -> Ranks | None:
             raise Refused(
                 f"{name}={found[name]!r} in the environment is not a number. Start with torchrun, or unset it."
             )
+    if int(found["MASTER_PORT"]) == 0:
+        # torchrun hands --master-port=0 on as it is, and its ranks then look for one another for ever.
+        raise Refused("MASTER_PORT=0 is no port to meet at. Use torchrun --standalone, which finds a free one.")
     ranks = Ranks(*(int(found[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
     if ranks.world_rank >= ranks.world_size or ranks.local_rank >= ranks.local_size:
         raise Refused(

@@ -30,7 +30,9 @@ class Outcome:
 
     def run_dirs(self) -> list[Path]:
         """The folders of all runs below cwd, sweeps' jobs included."""
-        return sorted(path.parent for path in self.cwd.rglob("config.yaml") if path.parent.name != ".hydra")
+        return sorted(
+            path.parent for path in self.cwd.rglob("config.yaml") if path.parent.name not in (".hydra", "files")
+        )
 
     def run_dir(self) -> Path:
         [only] = self.run_dirs()

@@ -224,6 +224,8 @@ def unknown_key(key: str, cfg: DictConfig) -> str:
     elsewhere = [known for known in keys if known.rpartition(".")[2] == last]
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.85) or elsewhere
     siblings = [k.removeprefix(prefix) for k in keys if k.startswith(prefix) and "." not in k.removeprefix(prefix)]
+    if "." in parent and not siblings:  # a node that is there to be filled, such as an engine's own options
+        return f"{key} is not there to be overridden; add it with +{key}=..."
     remedy = f"Did you mean {near[0]}?" if near else did_you_mean(key.removeprefix(prefix), siblings, prefix)
     return f"{key} is no key of {where}. {remedy}"
 

@@ -4,12 +4,15 @@ import http.client
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
 from src.errors import Refused
+
+LOCK = ".download.lock"
 
 
 def download_once(
@@ -23,9 +26,10 @@ def download_once(
     """
     if is_complete():
         return
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / ".download.lock"):
+        with FileLock(root / LOCK):
             if is_complete():
                 return  # another process was first
             for stale in root.glob(".partial-*"):  # of a process that was killed
@@ -36,10 +40,20 @@ def download_once(
                 publish(Path(partial), root)
     # RuntimeError: torchvision's, when every mirror failed. URLError is an OSError.
     except (OSError, RuntimeError, http.client.HTTPException) as error:
+        leave_no_trace(root, made)
         reason = (str(error).splitlines() or [type(error).__name__])[-1]
         raise Refused(f"data={name} is not in {root} and can't be downloaded ({reason}). {by_hand}") from error
     if not is_complete():
         raise Refused(f"data={name} is not whole after its download into {root}. {by_hand}")
+
+
+def leave_no_trace(root: Path, made: list[Path]) -> None:
+    """Remove the folders that were made for a download that failed, deepest first, unless something is in them."""
+    if root in made:
+        (root / LOCK).unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: another process is at work there
+        for folder in made:
+            folder.rmdir()
 
 
 def publish(partial: Path, root: Path) -> None:

@@ -83,15 +83,16 @@ class Reporter(SilentReporter):
         self.metrics.write(record)
         self._tell(self.tracker.log, record)
 
-    def _tell(self, method: Callable[..., None], *arguments: Any) -> None:
-        """Call the tracker, which is told nothing more once it has raised."""
+    def _tell(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the tracker, which is told nothing more, and asked nothing, once it has raised: None from then on."""
         if not self.tracker_works:
-            return
+            return None
         try:
-            method(*arguments)
+            return method(*arguments)
         except Exception:
             self.tracker_works = False
             log.warning("the tracker failed and is told nothing more; the training goes on", exc_info=True)
+            return None
 
     def update(self, **facts: Any) -> None:
         self.summary.update(facts)
@@ -103,16 +104,17 @@ class Reporter(SilentReporter):
             status=status,
             error=error,
             seconds=round(time.perf_counter() - self.started, 3),
-            wandb=self.tracker.identity(),
+            wandb=self._tell(self.tracker.identity),
         )
         # Before the tracker, which may take its time: whatever happens there, the run's own record is whole.
         write_summary(self.run_dir, self.summary)
         self.metrics.close()
         self._tell(self.tracker.finish, exit_code, self.summary)
-        self.update(wandb=self.tracker.identity())
+        if self.tracker_works:
+            self.update(wandb=self._tell(self.tracker.identity))
         write_summary(self.run_dir, self.summary)
         if status == "finished":
-            final_table(self.summary, self.run_dir, self.tracker.commands())
+            final_table(self.summary, self.run_dir, self._tell(self.tracker.commands) or [])
         else:
             # Whose fault a failure was, the launcher knows, and says last.
             where = ONLY_IN_RANK_LOG if status == "failed" else None

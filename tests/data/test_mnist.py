@@ -79,14 +79,14 @@ def test_padding_is_masked_and_the_images_are_still_real_ones(small):
 
 
 def test_files_that_are_missing_and_unreachable_are_refused_with_where_to_place_them(tmp_path):
-    command = ["data=mnist", DOUBLE, "data.root=nowhere", *QUICK]
+    command = ["data=mnist", DOUBLE, "data.root=nowhere/deeper", *QUICK]
     outcome = train(tmp_path, *command)
     assert outcome.code == 2
     [line] = [line for line in outcome.stderr.splitlines() if "data=mnist" in line]
     assert "nowhere" in line
     assert "no route to host" in line
     assert all(f"{name}.gz" in line for name in FILES)
-    assert not outcome.run_dirs()
+    assert list(tmp_path.iterdir()) == [], "no folder is left of a download that failed"
 
 
 @pytest.mark.parametrize("packed", [True, False])
