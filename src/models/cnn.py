@@ -8,6 +8,7 @@ class CNN(nn.Module):
     """image_shape: (channels, height, width), height and width at least 4."""
 
     inputs = "images"
+    memory_format = torch.channels_last  # what forward turns the images into
 
     def __init__(self, image_shape: list[int], num_classes: int) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ class ResNet18(nn.Module):
     """
 
     inputs = "images"
+    memory_format = torch.channels_last  # what forward turns the images into
 
     def __init__(self, image_shape: list[int], num_classes: int) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -54,7 +55,10 @@ class DDP(AutogradStrategy):
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         # DDP averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
         self.gradient_factor = float(spec.world.world_size)
-        model = model.to(spec.world.device)
+        # Weights in the layout of the images, where the model says so: gradients come in it, and DDP's buckets then
+        # take them without a copy (and a warning).
+        memory_format = getattr(model, "memory_format", torch.preserve_format)
+        model = model.to(spec.world.device, memory_format=memory_format)  # type: ignore[call-overload]
         device_ids = [spec.world.device.index] if spec.world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=device_ids, **self.options)
 

@@ -69,3 +69,19 @@ def test_a_static_graph_with_accumulation_is_refused():
 def test_a_static_graph_without_accumulation_is_fine():
     _, problems = composed("strategy=ddp", "strategy.static_graph=true")
     assert problems == []
+
+
+def gradient_strides(world):
+    from src.batch import MicroBatch
+    from src.models.cnn import CNN
+
+    strategy = built(world, "ddp", CNN([1, 8, 8], 3))
+    strategy.forward_backward([MicroBatch(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))], 8)
+    return [(p.grad.stride(), p.stride()) for p in strategy.model.parameters()]
+
+
+def test_the_cnns_gradients_lie_in_the_buckets_as_backward_makes_them(pool):
+    # Else DDP copies each and warns that strides do not match, at every user's first run.
+    for strides in pool.run(2, gradient_strides):
+        assert all(gradient == weight for gradient, weight in strides)
+        assert strides[2][1] == (9 * 32, 1, 3 * 32, 32), "64 x 32 x 3 x 3, channels last"
