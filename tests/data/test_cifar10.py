@@ -11,7 +11,7 @@ import torch
 from src.data.augment import AugmentedImageSource
 from src.data.cifar10 import CIFAR10
 from src.errors import Refused
-from tests.command import QUICK, train
+from tests.command_server import serve
 from tests.data.fetching import CPU, fetch
 
 SHAPE = {"image_shape": [3, 32, 32], "num_classes": 10}
@@ -113,6 +113,6 @@ def test_without_network_the_refusal_names_the_archive_to_place(small_cifar10, t
 
 
 def test_another_shape_in_the_configuration_is_refused_before_the_start(tmp_path):
-    outcome = train(tmp_path, "data=cifar10", "data.num_classes=100", *QUICK)
+    outcome = serve(tmp_path, "data=cifar10", "data.num_classes=100")
     assert outcome.code == 2
     assert "data=cifar10 has images of shape [3, 32, 32] in 10 classes" in outcome.stderr

@@ -9,7 +9,7 @@ import torch
 from src.data.idx import read_idx
 from src.data.mnist import FILES, MNIST
 from src.errors import Refused
-from tests.command import QUICK, train
+from tests.command_server import serve
 from tests.data.doubles import UnreachableMNIST
 from tests.data.fetching import CPU, fetch, write_idx, write_small_mnist
 
@@ -79,8 +79,7 @@ def test_padding_is_masked_and_the_images_are_still_real_ones(small):
 
 
 def test_files_that_are_missing_and_unreachable_are_refused_with_where_to_place_them(tmp_path):
-    command = ["data=mnist", DOUBLE, "data.root=nowhere/deeper", *QUICK]
-    outcome = train(tmp_path, *command)
+    outcome = serve(tmp_path, "data=mnist", DOUBLE, "data.root=nowhere/deeper")
     assert outcome.code == 2
     [line] = [line for line in outcome.stderr.splitlines() if "data=mnist" in line]
     assert "nowhere" in line
@@ -145,7 +144,7 @@ def test_images_of_another_size_are_refused(small):
 
 
 def test_another_shape_in_the_configuration_is_refused_before_the_start(tmp_path):
-    outcome = train(tmp_path, "data=mnist", "data.image_shape=[3,28,28]", *QUICK)
+    outcome = serve(tmp_path, "data=mnist", "data.image_shape=[3,28,28]")
     assert outcome.code == 2
     assert "data=mnist has images of shape [1, 28, 28]" in outcome.stderr
 

@@ -5,7 +5,7 @@ import torch
 
 from src.data.text import Text
 from src.errors import Refused
-from tests.command import QUICK, train
+from tests.command_server import serve
 from tests.data.fetching import CPU, fetch
 
 GIVEN = {"vocab_size": 256, "sequence_length": 8, "suffixes": [".py", ".txt"]}
@@ -95,13 +95,13 @@ def test_just_enough_text_is_one_window_to_train_on_and_one_to_test(tmp_path):
 
 def test_an_empty_folder_is_refused_before_the_start(tmp_path):
     (tmp_path / "empty").mkdir()
-    outcome = train(tmp_path, "model=gpt_tiny", "data.root=empty", *QUICK)
+    outcome = serve(tmp_path, "model=gpt_tiny", "data.root=empty")
     assert outcome.code == 2
     assert "data.root=empty holds no file" in outcome.stderr
     assert not outcome.run_dirs()
 
 
 def test_other_than_256_tokens_are_refused_before_the_start(tmp_path):
-    outcome = train(tmp_path, "model=gpt_tiny", "data.vocab_size=512", *QUICK)
+    outcome = serve(tmp_path, "model=gpt_tiny", "data.vocab_size=512")
     assert outcome.code == 2
     assert "data.vocab_size=512, but data=text reads bytes" in outcome.stderr
