@@ -46,12 +46,16 @@ def hand_written(folder: Path) -> float:
     script.write_text(MINIMAL)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     before = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
+    seconds: float | None = None
+    lines = []
     for line in process.stdout:
+        lines.append(line)
         if "first step" in line:
             seconds = time.perf_counter() - before
-    process.wait(timeout=60)
+    if process.wait(timeout=60) or seconds is None:
+        raise RuntimeError(f"the hand-written script failed:\n{''.join(lines[-20:])}")
     return seconds
 
 

@@ -60,7 +60,7 @@ def ours() -> Block:
     strategy = Single()
     strategy.build(make_model(), make_optimizer, BuildSpec(world=_world(), micro_batch_size=BATCH, max_grad_norm=1.0))
     # No evaluation within the block: the others have none either. Loss is read every ten steps, as below.
-    limits = Limits(epochs=EPOCHS, log_every=10, eval_every=10**9)
+    limits = Limits(epochs=EPOCHS, log_every=10)
 
     class NoEvaluation(Trainer):
         def evaluate(self):

@@ -1,6 +1,8 @@
 """What a user can be told: a refusal before the start, a failure after it."""
 
+import difflib
 import signal
+from collections.abc import Iterable
 
 
 class Refused(ValueError):  # noqa: N818 - an outcome, named like the others
@@ -35,3 +37,12 @@ class Interrupted(BaseException):
     @property
     def exit_code(self) -> int:
         return 128 + self.signal_number
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A remedy naming the nearest of `known`, or all of them where none is near. prefix: stands before the nearest."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {prefix}{near[0]}?"
+    return f"Known: {', '.join(known)}." if known else "It takes none."

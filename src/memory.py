@@ -7,6 +7,12 @@ import sys
 import torch
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for everything that was given to the device; before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """On a GPU the allocator's peak; on a CPU the process's peak resident size (weights, data and libraries alike)."""
     if device.type == "cuda":

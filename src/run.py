@@ -20,7 +20,7 @@ from src.data.base import Data
 from src.errors import Interrupted
 from src.memory import keep_freed_memory
 from src.precision import Precision, cpu_has_native_bf16
-from src.schedule import Constant
+from src.schedule import Schedule
 from src.sharding import Sharding
 from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
 from src.tracking.base import RunInfo
@@ -42,7 +42,7 @@ class Experiment:
     data: Data
     make_model: Callable[[], nn.Module]
     optimizer: OptimizerFactory
-    schedule: Constant
+    schedule: Schedule
     strategy: Strategy
     spec: BuildSpec
     sizes: BatchSizes
@@ -60,8 +60,10 @@ def run(config: dict[str, Any], run_dir: Path, info: dict[str, Any], world: Worl
         experiment = build(config, run_dir, world, reporter)
         announce(config, experiment)
         task = instantiate(config["task"], _convert_="all")
-        task(experiment)
-        experiment.strategy.close()
+        try:
+            task(experiment)
+        finally:
+            experiment.strategy.close()
     except Interrupted as interrupted:
         reporter.close("interrupted", str(interrupted), interrupted.exit_code)
         raise
@@ -74,6 +76,8 @@ def run(config: dict[str, Any], run_dir: Path, info: dict[str, Any], world: Worl
 def apply_numerics(config: dict[str, Any], world: World) -> None:
     """Process-wide switches of torch's arithmetic."""
     torch.set_float32_matmul_precision("high" if config["precision"]["name"] == "tf32" else "highest")
+    # Convolutions have a switch of their own, which cuDNN has on by default.
+    torch.backends.cudnn.allow_tf32 = config["precision"]["name"] == "tf32"
     torch.use_deterministic_algorithms(config["trainer"]["deterministic"])
     if (
         config["precision"]["name"] == "bf16"

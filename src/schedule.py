@@ -4,10 +4,11 @@ A step skipped on overflow is no update, so it advances no schedule.
 """
 
 import math
+from abc import ABC, abstractmethod
 
 
-class Constant:
-    """Factor 1, after a linear warm-up over `warmup_steps` updates."""
+class Schedule(ABC):
+    """A linear warm-up over `warmup_steps` updates, then whatever `decay` says."""
 
     def __init__(self, warmup_steps: int = 0) -> None:
         if warmup_steps < 0:
@@ -21,12 +22,19 @@ class Constant:
         span = max(1, total_updates - self.warmup_steps)
         return self.decay(min(1.0, (update - self.warmup_steps) / span))
 
+    @abstractmethod
     def decay(self, progress: float) -> float:
         """The factor after the warm-up. progress: 0 at its end, 1 at the last update's end."""
+
+
+class Constant(Schedule):
+    """Factor 1."""
+
+    def decay(self, progress: float) -> float:
         return 1.0
 
 
-class Linear(Constant):
+class Linear(Schedule):
     """From 1 to `end_factor` in a straight line."""
 
     def __init__(self, warmup_steps: int = 0, end_factor: float = 0.0) -> None:

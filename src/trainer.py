@@ -11,8 +11,8 @@ from torch import Tensor
 
 from src.batch import IGNORED, BatchPlan, BatchSizes, GlobalBatch, MicroBatch
 from src.data.base import Source
-from src.memory import peak_memory_bytes
-from src.schedule import Constant
+from src.memory import peak_memory_bytes, synchronize
+from src.schedule import Schedule
 from src.strategies.base import Strategy
 from src.tracking.reporter import SilentReporter
 
@@ -55,7 +55,7 @@ class Trainer:
         test: Source,
         sizes: BatchSizes,
         limits: Limits,
-        schedule: Constant,
+        schedule: Schedule,
         seed: int,
         device: torch.device,
         reporter: SilentReporter,
@@ -77,7 +77,7 @@ class Trainer:
         """Train to the end, with a last evaluation."""
         self.reporter.begin(self.total_steps)
         self.strategy.train_mode(True)
-        evaluated_at = 0
+        evaluated_at: int | None = None
         for epoch in range(self.limits.epochs):
             loss_sum = torch.zeros((), device=self.device)
             targets: int | Tensor = 0
@@ -179,27 +179,31 @@ class Trainer:
     def end_epoch(self, epoch: int, loss_sum: Tensor, targets: int | Tensor) -> None:
         """Report the one mean loss of the epoch, weighted by targets, over all ranks."""
         mean = self.reduce(loss_sum) / float(targets)
-        self.reporter.epoch_ended({"epoch": epoch, "step": self.step, "loss": mean})
+        samples = self.samples - epoch * self.plan.num_samples
+        self.reporter.epoch_ended({"epoch": epoch, "step": self.step, "loss": mean, "samples": samples})
 
     def evaluate(self) -> dict[str, float]:
         """Loss and accuracy or perplexity on the whole test set, each sample counted once, whatever the split."""
-        self.training_seconds += time.perf_counter() - self.window.started if self.window.steps else 0.0
+        if self.window.steps:  # since the last logged step; what is queued on the device belongs to the training
+            synchronize(self.device)
+            self.training_seconds += time.perf_counter() - self.window.started
         self.strategy.train_mode(False)
         sizes = BatchSizes(self.sizes.micro_batch_size, 1, self.sizes.data_parallel_size)
         plan = BatchPlan(self.test.num_samples, sizes.global_batch_size, seed=0, shuffle=False)
         requests = [request for batch in plan.epoch(0) for request in batch.requests(sizes, self.strategy.data.rank)]
-        total = torch.zeros(3, dtype=torch.float64, device=self.device)
+        total = torch.zeros(4, dtype=torch.float64, device=self.device)
+        total[3] = sum(request.num_real for request in requests)
         for batch in self.test.stream(requests, epoch=0):
             sums = self.strategy.evaluate(batch)
             if sums is not None:
-                total += sums.stacked()
-        loss, correct, targets = self.strategy.data.sum(total).tolist()
+                total[:3] += sums.stacked()
+        loss, correct, targets, samples = self.strategy.data.sum(total).tolist()
         record: dict[str, float] = {"step": self.step, "loss": loss / max(targets, 1.0)}
         if self.metric == "perplexity":
             record["perplexity"] = math.exp(min(record["loss"], 700.0))  # exp(709) is the largest float
         else:
             record["accuracy"] = correct / max(targets, 1.0)
-        record["samples"] = self.test.num_samples
+        record["samples"] = int(samples)
         self.reporter.evaluated(record)
         self.strategy.train_mode(True)
         self.window.restart()

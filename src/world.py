@@ -33,7 +33,8 @@ class World:
 
     @property
     def backend(self) -> str:
-        return "nccl" if self.device.type == "cuda" else "gloo"
+        # gloo beside NCCL: what is offloaded to the host's memory has gradients and norms there.
+        return "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
 
 
 def share_out_threads(world: World, users_choice: bool) -> None:

@@ -8,7 +8,6 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterable
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -18,17 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from src.checks.plain_types import fits, readable, type_hints
 from src.config import TARGET_GROUPS, Config
+from src.errors import did_you_mean
 
 HYDRA_WORDS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
-
-
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A remedy naming the nearest of `known`, or all of them where none is near. prefix: stands before the nearest."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {prefix}{near[0]}?"
-    return f"Known: {', '.join(known)}." if known else "It takes none."
 
 
 def resolve(cfg: DictConfig) -> tuple[dict[str, Any], list[str], list[str]]:

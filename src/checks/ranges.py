@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from src.checks.keys import did_you_mean
+from src.errors import did_you_mean
 from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
 

@@ -7,6 +7,7 @@ can't do stands in its `Support`, what only it refuses in its `problems`.
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ from src.data.base import Data
 from src.errors import Refused
 from src.launch.failures import in_words
 from src.precision import PRECISIONS
-from src.schedule import Constant
+from src.schedule import Schedule
 from src.sharding import LEVELS, OFFLOADS
 from src.strategies.base import Setting, Strategy, Support
 from src.tracking.base import Tracker
 
 #: What a part must be where that is known.
-KINDS: dict[str, type] = {"model": torch.nn.Module, "schedule": Constant, "strategy": Strategy, "tracking": Tracker}
+KINDS: dict[str, type] = {"model": torch.nn.Module, "schedule": Schedule, "strategy": Strategy, "tracking": Tracker}
 STRATEGIES = Path(__file__).parent.parent.parent / "conf" / "strategy"
 
 
@@ -129,6 +130,7 @@ def _kind_problems(cfg: DictConfig) -> list[str]:
     except ImportError:
         return []  # said by `resolve`
     takes, gives = getattr(model, "inputs", None), getattr(data, "kind", None)
+    gives = gives or OmegaConf.select(cfg, "data.kind", throw_on_resolution_failure=False)
     if takes is None or gives is None or takes == gives:
         return []
     return [
@@ -160,7 +162,7 @@ def prepare(config: dict[str, Any]) -> None:
         try:
             with torch.device("meta" if key == "model" else "cpu"):  # a model's shapes without its memory
                 built: Any = _build(key, config[key])
-            if (kind := KINDS.get(key)) is not None and not isinstance(built, kind):
+            if (kind := KINDS.get(key)) is not None and not isinstance(built, kind | NoneType):
                 what = f"a {type(built).__name__}, where a {kind.__name__} belongs"
                 found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
             elif key == "optimizer":
@@ -190,4 +192,6 @@ def _build(key: str, node: dict[str, Any]) -> Any:
         cause = error.__cause__ or error
         if isinstance(cause, Refused):
             raise cause from error
+        if key == "model" and not isinstance(cause, ValueError | TypeError):
+            return None  # what can't be built without memory (it reads a tensor's values) the ranks build for real
         raise Refused(f"{key} ({node['_target_']}) can't be built: {in_words(cause)}") from error

@@ -39,6 +39,10 @@ class CommandLine:
             if joins_as_follower():
                 return self.follow()
             main()
+            if not self.started and torchrun_ranks() is not None:
+                from src.launch import parent  # torch
+
+                parent.dismiss()
         except Refused as refused:
             print_refusal(refused)
             return REFUSED

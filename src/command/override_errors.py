@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from src.checks.keys import did_you_mean
 from src.config import Config
+from src.errors import did_you_mean
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 #: What Hydra raises while composing, where the user's words or files are at fault. A bare ValueError, too: for

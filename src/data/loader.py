@@ -13,7 +13,7 @@ import random
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,12 +41,12 @@ class MapData(Data):
         self,
         train: Dataset,
         test: Dataset,
-        kind: str = "images",
+        kind: Literal["images", "tokens"] = "images",
         image_shape: list[int] | None = None,
         num_classes: int | None = None,
         vocab_size: int | None = None,
         sequence_length: int | None = None,
-        root: None = None,
+        root: str | None = None,
         num_workers: int | None = None,
         limit: int | None = None,
     ) -> None:

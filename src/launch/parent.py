@@ -20,10 +20,12 @@ from src.checks.setting import device_type, num_ranks
 from src.environment import Ranks, torchrun_ranks
 from src.errors import Failed, Interrupted
 from src.launch.failures import describe, first_cause, mark_summary, read_records
-from src.launch.logs import add_to_train_log, rank_log
 from src.launch.rank import meet, rank_entry, run_rank
 from src.launch.signals import kept_handlers, stop_signals
+from src.logs import add_to_train_log, rank_log
 from src.world import World
+
+GIVEN = "given"  # the key of the ranks' store under which rank 0 tells the others what to run, or null
 
 
 def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place: bool) -> float | None:
@@ -57,7 +59,7 @@ def launch_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in
 
         def greet() -> Store:
             store = meet()
-            store.set("shardlab", given)
+            store.set(GIVEN, given)
             return store
 
         run_rank(config, run_dir, info, World.of(ranks, device), greet)
@@ -67,12 +69,22 @@ def launch_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in
         start_ranks(config, run_dir, info, device, nproc)
 
 
+def dismiss() -> None:
+    """As rank 0 under torchrun: there is no run (`--cfg job`, `--help`), so the others need not wait for one."""
+    if torchrun_ranks() is not None:
+        meet().set(GIVEN, json.dumps(None))
+
+
 def follow() -> None:
     """A rank > 0 under torchrun: wait for rank 0's configuration and run it. Raises Failed or Interrupted."""
     ranks = torchrun_ranks()
     assert ranks is not None
     store = meet()
-    given = json.loads(store.get("shardlab"))
+    given = json.loads(store.get(GIVEN))
+    if given is None:
+        return
+    # On another machine, which may not share rank 0's disk, the folder holds the logs of its own ranks.
+    Path(given["run_dir"]).mkdir(parents=True, exist_ok=True)
     world = World.of(ranks, given["device"])
     run_rank(given["config"], Path(given["run_dir"]), given["info"], world, lambda: store)
 

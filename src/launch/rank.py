@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 from src.environment import torchrun_ranks
 from src.errors import Failed, Interrupted
 from src.launch.failures import Failure, describe, mark_summary, record_failure
-from src.launch.logs import ONLY_IN_RANK_LOG, rank_log, rank_logs
 from src.launch.signals import interrupts
+from src.logs import ONLY_IN_RANK_LOG, rank_log, rank_logs
 from src.run import run
 from src.world import World, process_group, share_out_threads
 

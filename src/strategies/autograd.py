@@ -35,7 +35,8 @@ class AutogradStrategy(Strategy):
         self.lr_factor = 1.0
         self.weighed_targets: int | None = None
         self.scaler = self.make_scaler(spec) if spec.precision.needs_scaler else None
-        if self.scaler is not None and spec.world.device.type == "cpu":
+        self.scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        if self.scaler is not None and any(p.device.type == "cpu" for p in self.trained):
             # torch 2.14's fused CPU kernels can't take the scaler's verdict (shapes [] and [1] clash); with this
             # off, the scaler decides before it calls the optimizer, as it does for optimizers that aren't fused.
             self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
@@ -92,7 +93,8 @@ class AutogradStrategy(Strategy):
             return (self.gradient_factor / valid_targets).to(loss.dtype)
         if valid_targets != self.weighed_targets:
             self.weighed_targets = valid_targets
-            self.weight = torch.tensor(self.gradient_factor / valid_targets, dtype=loss.dtype, device=loss.device)
+            # A fill on the device; a tensor made of a host's number would be copied, and waited for.
+            self.weight = torch.full((), self.gradient_factor / valid_targets, dtype=loss.dtype, device=loss.device)
         return self.weight
 
     def optimizer_step(self, lr_factor: float, want_grad_norm: bool) -> StepReport:
@@ -108,11 +110,12 @@ class AutogradStrategy(Strategy):
         if self.scaler is None:
             self.optimizer.step()
         else:
-            scale = self.scaler.get_scale()
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            # The scaler backs off exactly when it skipped; it has waited for the device already.
-            skipped = self.scaler.get_scale() < scale
+            # The scaler backs off exactly when it skipped. Asking waits for the device: the price of fp16, since the
+            # schedule must not advance on a skipped step.
+            before, self.scale = self.scale, self.scaler.get_scale()
+            skipped = self.scale < before
         for parameter in self.trained:
             parameter.grad = None
         return StepReport(norm, skipped)
@@ -138,7 +141,7 @@ class AutogradStrategy(Strategy):
         self.model.train(training)
 
     def extra_metrics(self) -> dict[str, float]:
-        return {} if self.scaler is None else {"loss_scale": self.scaler.get_scale()}
+        return {} if self.scaler is None else {"loss_scale": self.scale}
 
     def weights(self) -> dict[str, Tensor] | None:
         average_buffers(self.model, self.data)

@@ -7,6 +7,7 @@ in the host's memory (Ren et al. 2021, "ZeRO-Offload", USENIX ATC). Checked agai
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class DeepSpeed(Strategy):
             "loss_scale_window": loss_scale_window,
         }
         self.overrides: Mapping[str, Any] = config or {}
+        self.undo = ExitStack()  # nothing to undo before build
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:

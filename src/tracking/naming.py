@@ -57,6 +57,4 @@ def _last_names(config: dict[str, Any]) -> list[str]:
 def run_tags(info: dict[str, Any]) -> list[str]:
     """The options of the groups by which people filter runs."""
     choices = info.get("choices", {})
-    return [
-        str(choices[group]) for group in ("strategy", "sharding", "precision", "model", "data") if choices.get(group)
-    ]
+    return [str(choices[group]) for group in TAG_GROUPS if choices.get(group)]

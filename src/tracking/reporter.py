@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from src.launch.logs import ONLY_IN_RANK_LOG
+from src.logs import ONLY_IN_RANK_LOG
 from src.tracking.base import RunInfo, Tracker
 from src.tracking.console import closing_line, evaluation_words, final_table
 from src.tracking.files import MetricsFile, empty_summary, write_summary
@@ -77,7 +77,9 @@ class Reporter(SilentReporter):
     def epoch_ended(self, record: dict[str, Any]) -> None:
         self._write({"kind": "epoch", **record})
         self.update(train_loss=record["loss"])
-        log.info("epoch %d done  mean train loss %.4f", record["epoch"] + 1, record["loss"])
+        log.info(
+            "epoch %d ended  mean train loss %.4f  (%d samples)", record["epoch"] + 1, record["loss"], record["samples"]
+        )
 
     def _write(self, record: dict[str, Any]) -> None:
         self.metrics.write(record)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from src.checks.keys import did_you_mean
-from src.errors import Refused
+from src.errors import Refused, did_you_mean
 from src.tracking.base import RunInfo, Tracker
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ MAX_TAG = 64  # characters, W&B's limit
 #: How long finish() waits for uploads after a run that ended well, and after one that did not: then its other
 #: ranks are gone, and the launcher kills what is left after 8 s (src/launch/agent.py).
 FINISH_SECONDS = 30.0
-FAILED_FINISH_SECONDS = 6.0
+FAILED_FINISH_SECONDS = 4.0
 SILENT_SECONDS = 2.0  # it waits that long before it says so
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from src.checks.keys import did_you_mean, locate, resolve
+from src.checks.keys import locate, resolve
 from src.checks.plain_types import fits, readable
 from src.config import Config
+from src.errors import did_you_mean
 from tests.composing import composed
 
 #: What is told of the class below.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from src.launch.logs import TerminalHandler
+from src.logs import TerminalHandler
 from src.tracking import console
 from src.tracking.bar import Bar
 from src.tracking.console import Lines, closing_line, duration, final_table, seconds_between_lines
