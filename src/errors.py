@@ -4,6 +4,10 @@ import difflib
 import signal
 from collections.abc import Iterable
 
+from hydra.errors import InstantiationException
+
+MAX_MESSAGE = 500  # characters of an exception's words that the terminal shows; its log has them all
+
 
 class Refused(ValueError):  # noqa: N818 - an outcome, named like the others
     """The experiment can't start as configured. Exit code 2.
@@ -46,3 +50,14 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     if near:
         return f"Did you mean {prefix}{near[0]}?"
     return f"Known: {', '.join(known)}." if known else "It takes none."
+
+
+def in_words(error: BaseException) -> str:
+    """An exception in one line; for one that Hydra raised while building a part, the part's own exception."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return in_words(error.__cause__)
+    if isinstance(error, SystemExit):
+        return f"left by sys.exit({error.code!r}) in the middle of the run"
+    first_line = next((line for line in str(error).splitlines() if line.strip()), "")
+    words = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."

@@ -5,7 +5,7 @@ The configuration stops here; below, every constructor takes plain typed argumen
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,12 @@ def make_reporter(config: dict[str, Any], run_dir: Path, info: dict[str, Any], w
         RunInfo(
             run_dir=run_dir,
             name=config["name"] or run_name(info, config, run_dir),
-            config={**config, "world_size": world.world_size, "overrides": info.get("overrides", [])},
+            config={
+                **config,
+                "world_size": world.world_size,
+                "batch": asdict(batch_sizes(config, world.world_size)),
+                "overrides": info.get("overrides", []),
+            },
             group=config["tracking"].get("group") or info.get("sweep"),
             tags=[*run_tags(info), *config["tracking"].get("tags", [])],
         ),

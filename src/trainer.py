@@ -166,6 +166,7 @@ class Trainer:
         if loss == 0.0 and per_sample is None:
             log.warning("step %d: loss 0; every target of the step may be masked (-100)", self.step)
         self.reporter.train(record)
+        self.reporter.update(samples_per_second=self.samples / self.training_seconds)
         window.restart()
 
     def reduce(self, loss_sum: Tensor | None) -> float:

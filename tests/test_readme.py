@@ -11,7 +11,10 @@ import pytest
 
 from tests.command import REPOSITORY, TRAIN, environment, summary
 
-README = (REPOSITORY / "README.md").read_text()
+TEXT = (REPOSITORY / "README.md").read_text()
+#: The README's own example of a data set, and the page without it.
+[EXAMPLE] = re.findall(r"^```python\n(.*?)^```$", TEXT, re.M | re.S)
+README = TEXT.replace(EXAMPLE, "")
 CI = (REPOSITORY / ".ci" / "run").read_text()
 #: The indented lines, without their comments.
 COMMANDS = [
@@ -21,19 +24,6 @@ TRAINING = [line for line in COMMANDS if line.startswith(("python train.py", "to
 
 #: Two steps on two CPU ranks, whatever the preset says.
 SHORT = ["trainer.max_steps=2", "launch.device=cpu", "trainer.log_every=1"]
-
-MINE = """
-import torch
-
-class TrainSet(torch.utils.data.Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, i):
-        return torch.full((1, 8, 8), float(i)), i % 10
-
-TestSet = TrainSet
-"""
 
 
 def test_the_readme_has_no_command_that_this_file_does_not_know():
@@ -54,7 +44,7 @@ def test_the_readme_has_no_command_that_this_file_does_not_know():
 def test_the_command_trains(line: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if "<folder>" in line:
         line = line.replace("<folder>", str(request.getfixturevalue("mnist_archives")))
-    (tmp_path / "my.py").write_text(MINE)
+    (tmp_path / "my.py").write_text(f"import torch\n\n{EXAMPLE}")
     words = shlex.split(line)
     if words[0] == "torchrun":
         start = [sys.executable, "-m", "torch.distributed.run", *words[1 : words.index("train.py")]]

@@ -94,7 +94,7 @@ class Findings:
 
     def against_target(self, path: str, node: dict[str, Any]) -> None:
         """The keys of a node against its target's signature, and of the nodes with a target below it."""
-        if "_target_" in node:
+        if node.get("_target_", "???") != "???":
             try:
                 self.against_signature(path, node, locate(str(node["_target_"])))
             except ImportError as error:
@@ -151,7 +151,7 @@ def locate(dotted_path: str) -> Any:
             if error.name is not None and not path.startswith(error.name):
                 raise ImportError(f"{path} needs {error.name}, which is not installed.") from error
             if found is None:
-                raise ImportError(f"there is no module {part}.") from error
+                raise ImportError(f"there is no module {part} beside train.py or on the PYTHONPATH.") from error
             names = [name for name in dir(found) if not name.startswith("_")]
             near = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
             hint = f" Did you mean {'.'.join(parts[:index])}.{near[0]}?" if near else ""

@@ -4,6 +4,7 @@ Each problem is one line: the choice, the reason, the remedy. No rule names a st
 can't do stands in its `Support`, what only it refuses in its `problems`.
 """
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.checks.keys import locate, resolve
 from src.checks.ranges import at, range_problems
-from src.checks.setting import known_setting, strategy_class
+from src.checks.setting import known_setting, num_local_ranks, strategy_class
 from src.data.base import Data
-from src.errors import Refused
-from src.launch.failures import in_words
+from src.errors import Refused, in_words
 from src.precision import PRECISIONS
 from src.schedule import Schedule
 from src.sharding import LEVELS, OFFLOADS
@@ -103,7 +103,9 @@ def _support_problems(setting: Setting, strategy: type[Strategy]) -> list[str]:
 
 def options_that(can: Callable[[Support], bool]) -> str:
     """The shipped strategies that can do something, as a remedy: "strategy=a or strategy=b"."""
-    targets = {path.stem: yaml.safe_load(path.read_text())["_target_"] for path in sorted(STRATEGIES.glob("*.yaml"))}
+    options = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(STRATEGIES.glob("*.yaml"))}
+    # One without a target of its own is a variant of another that is named here.
+    targets = {name: node["_target_"] for name, node in options.items() if "_target_" in node}
     *others, last = [f"strategy={name}" for name, target in targets.items() if can(locate(target).supports)]
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -167,6 +169,8 @@ def prepare(config: dict[str, Any]) -> None:
                 found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
             elif key == "optimizer":
                 _try_optimizer(built)
+            elif key == "model" and built is not None:
+                found += _memory_problems(built, config)
         except Refused as refused:
             found += refused.problems
     if found:
@@ -175,6 +179,23 @@ def prepare(config: dict[str, Any]) -> None:
     if not isinstance(data, Data):
         raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
     data.prepare()
+
+
+def _memory_problems(model: torch.nn.Module, config: dict[str, Any]) -> list[str]:
+    """A model whose bare weights, drawn once a rank in the host's memory, can't fit this machine, whatever shards them.
+
+    model: on meta. Says nothing of what training takes beyond the weights.
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    ranks = num_local_ranks(config)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if weights * ranks <= memory:
+        return []
+    return [
+        f"model {config['model']['_target_']} has {sum(p.numel() for p in model.parameters()):,} parameters:"
+        f" {weights / 2**30:.0f} GiB of weights for each of {ranks} rank(s), on a machine of {memory / 2**30:.0f} GiB."
+        " Use a smaller model, fewer ranks a machine (launch.nproc), or a larger machine."
+    ]
 
 
 def _try_optimizer(optimizer: Callable[..., Any]) -> None:

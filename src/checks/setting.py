@@ -113,3 +113,9 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         optimizer=config["optimizer"],
     )
     return setting, list(dict.fromkeys(unknowns))
+
+
+def num_local_ranks(config: dict[str, Any]) -> int:
+    """Ranks on this machine."""
+    ranks = torchrun_ranks()
+    return num_ranks(config) if ranks is None else ranks.local_size

@@ -1,7 +1,6 @@
-"""Hydra's errors about overrides, in one line each: every bad override, with the nearest name and the remedy.
+"""Hydra's errors about overrides, in one line each, with the nearest name and the remedy.
 
-Hydra stops at the first that it can't use. Here each is composed by itself on top of the good ones.
-"""
+Hydra stops at the first that it can't use. Here each is composed by itself on top of the good ones."""
 
 import argparse
 import dataclasses
@@ -221,8 +220,8 @@ def unknown_key(key: str, cfg: DictConfig) -> str:
     choice = cfg.hydra.runtime.choices.get(parent)
     where = f"{parent}={choice}" if choice else parent or "the configuration"
     prefix, last = f"{parent}." if parent else "", key.rpartition(".")[2]
-    elsewhere = [known for known in keys if known.rpartition(".")[2] == last]
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.85) or elsewhere
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.85)
+    near = near or [known for known in keys if known.rpartition(".")[2] == last]
     siblings = [k.removeprefix(prefix) for k in keys if k.startswith(prefix) and "." not in k.removeprefix(prefix)]
     if "." in parent and not siblings:  # a node that is there to be filled, such as an engine's own options
         return f"{key} is not there to be overridden; add it with +{key}=..."

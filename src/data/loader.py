@@ -177,4 +177,9 @@ def pair(batch: Any) -> tuple[Tensor, Tensor]:
             "its __getitem__ must return (input, target), both numbers or arrays."
         )
     inputs, targets = batch
+    if targets.is_floating_point():
+        raise ValueError(
+            f"targets of type {targets.dtype} are no classes: the loss is cross-entropy."
+            " Return whole numbers, -100 where nothing is to be predicted."
+        )
     return inputs, targets.long()

@@ -15,13 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import InstantiationException
-
+from src.errors import in_words
 from src.tracking.files import write_summary
 
 #: What gloo, NCCL and the store say when another process has gone.
 LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|remote process exited|communicator was aborted", re.I)
-MAX_MESSAGE = 500  # characters of an exception's words that the terminal shows; its log has them all
 
 
 @dataclass(frozen=True)
@@ -58,17 +56,6 @@ def record_failure(error: BaseException, world_rank: int) -> Failure:
         temporary.write_text(json.dumps({"message": {"message": failure.message, "extraInfo": extra}}))
         temporary.replace(path)
     return failure
-
-
-def in_words(error: BaseException) -> str:
-    """An exception in one line; for one that Hydra raised while building a part, the part's own exception."""
-    if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        return in_words(error.__cause__)
-    if isinstance(error, SystemExit):
-        return f"left by sys.exit({error.code!r}) in the middle of the run"
-    first_line = next((line for line in str(error).splitlines() if line.strip()), "")
-    words = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
-    return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."
 
 
 def read_records(folder: Path) -> list[Failure]:

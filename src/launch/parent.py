@@ -97,7 +97,8 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
     from src.launch.agent import Agent
 
     # Its formatter imports torch._dynamo on every failure, and prints what `first_cause` says better.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("", ".multiprocessing.api", ".agent.server.api"):  # torch gives these levels of their own
+        logging.getLogger(f"torch.distributed.elastic{name}").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="shardlab-") as records, kept_handlers():
         launch_config = LaunchConfig(
             min_nodes=1,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from src.batch import MicroBatch
+from src.logs import ONLY_IN_RANK_LOG
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
 from src.strategies.autograd import average_buffers
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, StepReport, Strategy, Support
@@ -103,7 +104,7 @@ class DeepSpeed(Strategy):
         num_parameters = sum(p.numel() for p in model.parameters())
         self.config = engine_config(given, self.options, self.overrides, num_parameters)
         if spec.world.is_main:
-            log.info("DeepSpeed's configuration: %s", json.dumps(self.config))
+            log.info("DeepSpeed's configuration: %s", json.dumps(self.config), extra=ONLY_IN_RANK_LOG)
         self.dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
         self.engine, self.undo = start_engine(model, optimizer, self.config, spec.world)
         # The very optimizer that `optimizer` made; the engine has put its flat partitions into the groups.

@@ -8,6 +8,8 @@ import logging
 import queue
 import secrets
 import shlex
+import shutil
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +155,7 @@ class WandbTracker(Tracker):
         mode = self.identity()["mode"]
         if self.run_dir is None or mode not in ("online", "offline"):
             return []
-        found = [f"wandb leet {shlex.quote(str(self.run_dir / 'wandb'))}"]
+        found = [f"{client_command()} leet {shlex.quote(str(self.run_dir / 'wandb'))}"]
         if mode == "offline":
             found.append(self._sync())
         elif self.client is not None and self.client.url is not None:
@@ -163,9 +165,15 @@ class WandbTracker(Tracker):
     def _sync(self) -> str:
         # All segments of a run that was resumed: named together, wandb uploads them in order.
         prefix = "offline-run" if self.identity()["mode"] == "offline" else "run"
-        return f"wandb sync {shlex.quote(str(self.run_dir))}/wandb/{prefix}-*"
+        return f"{client_command()} sync {shlex.quote(str(self.run_dir))}/wandb/{prefix}-*"
 
     def _later(self) -> str:
         if self.identity()["mode"] is None:
             return "This run is in its run folder only."
         return f"To upload what it has: {self._sync()}"
+
+
+def client_command() -> str:
+    """How wandb's command is typed: by its name, or, in an environment that is not activated, by its path."""
+    beside = Path(sys.executable).with_name("wandb")
+    return shlex.quote(str(beside)) if shutil.which("wandb") is None and beside.exists() else "wandb"

@@ -95,7 +95,7 @@ def test_a_target_that_is_nothing_to_call_is_told() -> None:
     ("path", "message"),
     [
         ("torch.nn.Linearr", "torch.nn has no Linearr. Did you mean torch.nn.Linear?"),
-        ("nowhere.Thing", "there is no module nowhere."),
+        ("nowhere.Thing", "there is no module nowhere beside train.py or on the PYTHONPATH."),
         ("torch..nn", "'torch..nn' is no dotted path."),
         ("tests.broken_on_import.Model", "RuntimeError: not today"),
         ("tests.needs_a_package.Model", "tests.needs_a_package needs package_of_nobody, which is not installed."),

@@ -73,7 +73,7 @@ BAD_INPUT = {
     "strategy=single launch.nproc=2": ["launch.nproc=2 starts 2 processes, but strategy=single is one process"],
     # targets and interpolations
     "model._target_=src.models.cnn.CNNN": ["src.models.cnn has no CNNN. Did you mean src.models.cnn.CNN?"],
-    "model._target_=nowhere.Model": ["model._target_=nowhere.Model can't be found: there is no module nowhere."],
+    "model._target_=nowhere.Model": ["model._target_=nowhere.Model can't be found: there is no module nowhere "],
     "+model._partial_=true": ["where a Module belongs. Correct model._target_."],
     "model._target_=torch.nn": ["model._target_=torch.nn is a module, which can't be built."],
     "model._target_=tests.broken_on_import.Model": ["RuntimeError: not today (broken_on_import.py:3)"],

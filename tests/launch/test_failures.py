@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from src.launch.failures import Death, Failure, first_cause, how_it_ended, in_words, read_records, record_failure
+from src.errors import in_words
+from src.launch.failures import Death, Failure, first_cause, how_it_ended, read_records, record_failure
 from tests.command import QUICK, metrics, summary
 from tests.command_server import Served, serve
 from tests.processes import survivors

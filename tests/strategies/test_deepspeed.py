@@ -202,7 +202,7 @@ def test_the_configuration_is_written_into_the_log_before_training(tmp_path):
     overrides += ["optimizer=sgd"]  # about which DeepSpeed would warn
     outcome = train(tmp_path, *QUICK, "data.limit=64", *overrides)
     assert outcome.code == 0, outcome.text
-    log = (outcome.run_dir() / "train.log").read_text()
+    log = (outcome.run_dir() / "rank_0.log").read_text()
     printed = json.loads(log.split("DeepSpeed's configuration: ")[1].splitlines()[0])
     # 64 a micro-batch x 2 x 2 ranks
     assert printed["train_batch_size"] == 256
