@@ -132,7 +132,8 @@ def _kind_problems(cfg: DictConfig) -> list[str]:
     except ImportError:
         return []  # said by `resolve`
     takes, gives = getattr(model, "inputs", None), getattr(data, "kind", None)
-    gives = gives or OmegaConf.select(cfg, "data.kind", throw_on_resolution_failure=False)
+    told = OmegaConf.select(cfg, "data.kind", throw_on_resolution_failure=False)  # of data of the user's own
+    gives = gives or (told if told in ("images", "tokens") else None)
     if takes is None or gives is None or takes == gives:
         return []
     return [

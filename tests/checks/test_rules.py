@@ -138,3 +138,37 @@ def test_every_yaml_of_conf_can_be_read_and_says_what_it_is() -> None:
         text = path.read_text()
         assert text.startswith("#"), path
         yaml.safe_load(text)
+
+
+def test_a_model_that_reads_values_while_it_is_built_is_left_to_the_ranks() -> None:
+    config, found = composed("tracking=off", "model=mlp", "model._target_=tests.crafted.ReadsAValue")
+    assert not found
+    rules.prepare(config)
+
+
+def test_a_model_whose_weights_exceed_the_machine_is_refused_with_the_sizes() -> None:
+    config, found = composed("tracking=off", "launch.device=cpu", "launch.nproc=2", "model=gpt_175b")
+    assert not found
+    with pytest.raises(Refused) as caught:
+        rules.prepare(config)
+    [line] = caught.value.problems
+    # 175.2 billion parameters x 4 bytes / 2^30
+    assert "653 GiB of weights for each of 2 rank(s)" in line
+
+
+CUSTOM = [
+    "data=custom",
+    "data.train._target_=tests.data.doubles.Points",
+    "data.test._target_=tests.data.doubles.Points",
+]
+
+
+def test_the_kind_of_custom_data_is_held_against_the_model() -> None:
+    [line] = [line for line in problems(*CUSTOM, "data.kind=tokens") if "takes images" in line]
+    assert "gives tokens" in line
+    assert any("data.kind='token'" in line for line in problems(*CUSTOM, "data.kind=token"))
+
+
+def test_custom_data_may_have_a_root_and_must_name_their_sets() -> None:
+    assert not any("data.root" in line for line in problems(*CUSTOM, "data.root=/somewhere"))
+    assert "data.train._target_ has no value; give one with data.train._target_=..." in problems("data=custom")

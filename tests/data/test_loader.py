@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from src.batch import BatchPlan, BatchSizes
 from src.data import loader
 from src.data.base import ArraySource
-from src.data.loader import LoaderSource, MapData, default_workers
+from src.data.loader import LoaderSource, MapData, default_workers, pair
 from src.errors import Refused
 from tests.command import QUICK, metrics, summary, train
 from tests.command_server import serve
@@ -187,3 +187,8 @@ def test_no_worker_outlives_a_run_that_fails(tmp_path):
     assert "sample 5 is unreadable" in outcome.stderr
     left = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path) and p.pid != os.getpid()]
     assert not left
+
+
+def test_targets_that_are_no_classes_are_an_error_not_cut_to_one():
+    with pytest.raises(ValueError, match="targets of type torch.float32 are no classes: the loss is cross-entropy"):
+        pair([torch.zeros(2, 4), torch.tensor([0.7, 1.0])])

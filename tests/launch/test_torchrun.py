@@ -94,3 +94,10 @@ def test_under_torchrun_the_rank_that_failed_first_is_named(tmp_path: Path) -> N
     assert summary(run_dir)["status"] == "failed"
     assert summary(run_dir)["error"] == "rank 1: ValueError: boom"
     assert "boom" in (run_dir / "rank_1.log").read_text()
+
+
+def test_asking_for_the_configuration_leaves_no_rank_waiting_for_a_run(tmp_path: Path) -> None:
+    outcome = torchrun(tmp_path, "--cfg", "job")
+    assert outcome.code == 0, outcome.text
+    assert outcome.stdout.count("_target_: src.strategies.ddp.DDP") == 1
+    assert not any(tmp_path.iterdir())

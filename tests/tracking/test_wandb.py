@@ -174,3 +174,10 @@ def test_a_run_whose_other_rank_failed_is_closed_as_failed(tmp_path: Path) -> No
     assert outcome.code == 1
     [folder] = folders(outcome.run_dir())
     assert exit_code(folder) != 0
+
+
+def test_a_failed_run_closes_its_tracker_before_the_launcher_loses_patience():
+    from src.launch.agent import FAILURE_GRACE_SECONDS
+    from src.tracking.wandb import FAILED_FINISH_SECONDS, SILENT_SECONDS
+
+    assert SILENT_SECONDS + FAILED_FINISH_SECONDS < FAILURE_GRACE_SECONDS
