@@ -11,6 +11,8 @@ from src.errors import Refused
 #: What torchrun gives every process it starts; all of it, or it was not torchrun.
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+MAX_PORT = 65535
+
 
 class Ranks(NamedTuple):
     """One process's numbers."""
@@ -39,10 +41,12 @@ def torchrun_ranks() -> Ranks | None:
             " environment. Start with torchrun, or unset them to let train.py start its own ranks."
         )
     for name in TORCHRUN_VARIABLES:
-        if name != "MASTER_ADDR" and not found[name].isdigit():
+        if name != "MASTER_ADDR" and not (found[name].isascii() and found[name].isdigit()):
             raise Refused(
                 f"{name}={found[name]!r} in the environment is not a number. Start with torchrun, or unset it."
             )
+    if int(found["MASTER_PORT"]) > MAX_PORT:
+        raise Refused(f"MASTER_PORT={found['MASTER_PORT']} is no port; the largest is {MAX_PORT}. Start with torchrun.")
     if int(found["MASTER_PORT"]) == 0:
         # torchrun hands --master-port=0 on as it is, and its ranks then look for one another for ever.
         raise Refused("MASTER_PORT=0 is no port to meet at. Use torchrun --standalone, which finds a free one.")

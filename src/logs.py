@@ -26,6 +26,11 @@ def rank_log(run_dir: Path, world_rank: int) -> Path:
 class TerminalHandler(logging.StreamHandler[TextIO]):
     """Writes to the stdout of the moment, so that a progress bar can take the lines above itself."""
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Whoever read the terminal is gone (`| head`); the files have every line, and the training goes on."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "shown_by_bar", False):
             return

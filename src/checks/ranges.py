@@ -20,6 +20,7 @@ NOT_YET = {
     "trainer.compile": False,
 }
 
+MAX_BATCH_SIZE = 1_000_000_000  # samples; numpy can't count slots far beyond, and no memory holds them
 MAX_TIMEOUT_SECONDS = 1_000_000_000  # 31 years; not much more overflows what c10d counts in
 
 
@@ -39,6 +40,10 @@ def range_problems(config: dict[str, Any]) -> list[str]:
         if value is not None and value < 1:
             empty = " leaves an empty data set" if key == "data.limit" else " is less than one"
             found.append(f"{key}={value}{empty}; choose 1 or more.")
+    for key in ("trainer.micro_batch_size", "trainer.accumulate", "trainer.global_batch_size"):
+        value = at(config, key)
+        if value is not None and value > MAX_BATCH_SIZE:
+            found.append(f"{key}={value} is more than {MAX_BATCH_SIZE}; choose a smaller one.")
     for key in ("trainer.max_grad_norm", "launch.timeout_seconds"):
         value = at(config, key)
         if value is not None and value <= 0:

@@ -203,8 +203,8 @@ def _try_optimizer(optimizer: Callable[..., Any]) -> None:
     # The first optimizer of a process imports torch._dynamo (2 s). Here the ranks inherit it.
     try:
         optimizer([torch.nn.Parameter(torch.zeros(1))])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise Refused(f"optimizer can't be built: {error}. Correct the optimizer's values.") from error
+    except Exception as error:  # whatever a constructor makes of values that it did not expect
+        raise Refused(f"optimizer can't be built: {in_words(error)}. Correct the optimizer's values.") from error
 
 
 def _build(key: str, node: dict[str, Any]) -> Any:

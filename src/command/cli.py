@@ -25,6 +25,10 @@ class CommandLine:
     """Runs Hydra's main and turns what happens into exit codes: 0 done, 1 failed, 2 refused, 128 + signal."""
 
     def __init__(self) -> None:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            if getattr(sys, name) is None:  # closed by who started us, and Python and torch both expect it
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+                setattr(sys, name, os.fdopen(number, "w"))
         self.started = False
         self.failures: list[tuple[str, int, str]] = []  # (a sweep's job, exit code, what happened)
         schema.register()
@@ -38,11 +42,13 @@ class CommandLine:
         try:
             if joins_as_follower():
                 return self.follow()
-            main()
-            if not self.started and torchrun_ranks() is not None:
-                from src.launch import parent  # torch
+            try:
+                main()
+            finally:
+                if not self.started and torchrun_ranks() is not None:  # --help, or a refusal: there is no run
+                    from src.launch import parent  # torch
 
-                parent.dismiss()
+                    parent.dismiss()
         except Refused as refused:
             print_refusal(refused)
             return REFUSED

@@ -11,6 +11,7 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,10 @@ def record_failure(error: BaseException, world_rank: int) -> Failure:
     if path is not None:
         extra = {"timestamp": str(int(failure.time)), "py_callstack": failure.details, **asdict(failure)}
         temporary = Path(path).with_suffix(".partial")
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"message": {"message": failure.message, "extraInfo": extra}}))
-        temporary.replace(path)
+        with suppress(OSError):  # a full disk; the rank's log and its exit code are then all there is
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"message": {"message": failure.message, "extraInfo": extra}}))
+            temporary.replace(path)
     return failure
 
 
@@ -62,7 +64,10 @@ def read_records(folder: Path) -> list[Failure]:
     """The records that ranks left below `folder`; elastic's own, where one failed before it could write ours."""
     found = []
     for path in folder.rglob("error.json"):
-        message = json.loads(path.read_text())["message"]
+        try:
+            message = json.loads(path.read_text())["message"]
+        except json.JSONDecodeError:
+            continue  # cut off by a full disk
         extra = message["extraInfo"]
         if "world_rank" in extra:
             found.append(Failure(extra["world_rank"], extra["message"], extra["time"], extra["details"]))

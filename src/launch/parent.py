@@ -18,7 +18,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from src.checks.setting import device_type, num_ranks
 from src.environment import Ranks, torchrun_ranks
-from src.errors import Failed, Interrupted
+from src.errors import Failed, Interrupted, Refused
 from src.launch.failures import describe, first_cause, mark_summary, read_records
 from src.launch.rank import meet, rank_entry, run_rank
 from src.launch.signals import kept_handlers, stop_signals
@@ -36,7 +36,10 @@ def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place
     Raises Refused, Failed or Interrupted.
     """
     try:
-        (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        with (run_dir / "config.yaml").open("x", encoding="utf-8") as file:
+            file.write(yaml.safe_dump(config, sort_keys=False))
+    except FileExistsError:
+        raise Refused(f"hydra.run.dir={run_dir} was taken by another run just now. Choose another folder.") from None
     except OSError as error:
         raise Failed(f"the run folder can't be written to: {error}") from error
     try:
@@ -122,7 +125,8 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
         except SignalException as error:
             interrupted = Interrupted(int(error.sigval))
             # Rank 0 may have lost its peers before the signal reached it, and say that it failed.
-            mark_summary(run_dir, "interrupted", str(interrupted))
+            with suppress(OSError):  # a full disk does not change what stopped the run
+                mark_summary(run_dir, "interrupted", str(interrupted))
             raise interrupted from None
         failure = first_cause(agent.deaths, read_records(Path(records)))
         with suppress(OSError):  # as above

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from src.world import World, process_group, share_out_threads
 
 log = logging.getLogger(__name__)
 
+#: How long ranks look for the store that they meet at; while they do, no signal but SIGKILL reaches Python.
+MEETING_SECONDS = 300
 FIRST_FAILURE = "first failure"  # a key of the ranks' store
 
 
@@ -87,7 +90,8 @@ def ending(
         if told is None:
             interrupted = Interrupted(signal_number)
             if world.is_main:  # it may have come before there was anybody to write a summary
-                mark_summary(run_dir, "interrupted", str(interrupted))
+                with suppress(OSError):  # a full disk does not change what stopped the run
+                    mark_summary(run_dir, "interrupted", str(interrupted))
             return interrupted
         failure = told
     if world.is_main:
@@ -113,5 +117,5 @@ def told_failure(store: Store | None, own: Failure | None = None) -> Failure | N
 
 def meet() -> Store:
     """The store that torchrun's agent, or ours, keeps for its ranks; a name of its own for each restart."""
-    store, _, _ = next(rendezvous("env://"))
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=MEETING_SECONDS)))
     return PrefixStore(f"shardlab-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

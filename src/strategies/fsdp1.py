@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from src.mesh import data_mesh
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
-from src.strategies.base import BuildSpec, Support
+from src.strategies.base import BuildSpec, Setting, Support
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -26,6 +26,15 @@ class FSDP1(AutogradStrategy):
         sharding=frozenset({"zero2", "zero3", "hybrid"}),
         offload=frozenset({"all"}),
     )
+
+    @classmethod
+    def problems(cls, setting: Setting) -> list[str]:
+        if setting.sharding.offload == "all" and setting.device_type == "cpu":
+            return [
+                "sharding.offload=all: FSDP1 pins what it offloads for a GPU, and launch.device is cpu."
+                " Use sharding.offload=none, or strategy=fsdp."
+            ]
+        return []
 
     def __init__(self, min_unit_parameters: int = 1_000_000, sync_each_microbatch: bool = True) -> None:
         self.min_unit_parameters = min_unit_parameters

@@ -54,6 +54,7 @@ class Train:
             path = experiment.run_dir / "model.safetensors"
             partial = path.with_suffix(".partial")
             save_file(weights, partial)
+            partial.chmod((experiment.run_dir / "metrics.jsonl").stat().st_mode)  # safetensors makes it private
             partial.replace(path)
 
 

@@ -72,5 +72,9 @@ def empty_summary() -> dict[str, Any]:
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     """summary.json, whole or not at all, with null for what is not known (a killed rank 0 told nobody)."""
     temporary = run_dir / "summary.json.partial"
-    temporary.write_text(json.dumps(strict(empty_summary() | summary), indent=2, allow_nan=False) + "\n")
-    temporary.replace(run_dir / "summary.json")
+    try:
+        temporary.write_text(json.dumps(strict(empty_summary() | summary), indent=2, allow_nan=False) + "\n")
+        temporary.replace(run_dir / "summary.json")
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -116,7 +116,11 @@ class Reporter(SilentReporter):
             self.update(wandb=self._tell(self.tracker.identity))
         write_summary(self.run_dir, self.summary)
         if status == "finished":
-            final_table(self.summary, self.run_dir, self._tell(self.tracker.commands) or [])
+            commands = self._tell(self.tracker.commands) or []
+            try:
+                final_table(self.summary, self.run_dir, commands)
+            except (OSError, SystemExit) as gone:  # rich leaves by SystemExit where a pipe's reader has
+                log.info("the final table could not be shown: %r", gone, extra=ONLY_IN_RANK_LOG)
         else:
             # Whose fault a failure was, the launcher knows, and says last.
             where = ONLY_IN_RANK_LOG if status == "failed" else None

@@ -172,3 +172,20 @@ def test_the_kind_of_custom_data_is_held_against_the_model() -> None:
 def test_custom_data_may_have_a_root_and_must_name_their_sets() -> None:
     assert not any("data.root" in line for line in problems(*CUSTOM, "data.root=/somewhere"))
     assert "data.train._target_ has no value; give one with data.train._target_=..." in problems("data=custom")
+
+
+def test_what_fsdp1_can_not_offload_on_a_cpu_is_refused() -> None:
+    [line] = problems("strategy=fsdp1", "sharding.offload=all", "launch.device=cpu")
+    assert "Use sharding.offload=none, or strategy=fsdp." in line
+
+
+def test_a_batch_that_nothing_can_hold_is_refused() -> None:
+    [line] = problems("trainer.micro_batch_size=99999999999999999999999")
+    assert "is more than 1000000000" in line
+
+
+def test_a_constructor_that_stumbles_over_a_value_is_a_refusal() -> None:
+    config, found = composed("tracking=off", "optimizer.betas=[0.9]")
+    assert not found
+    with pytest.raises(Refused, match="optimizer can't be built"):
+        rules.prepare(config)

@@ -144,6 +144,8 @@ def test_a_line_that_holds_for_all_jobs_of_a_sweep_is_told_once(tmp_path: Path) 
         ({"RANK": "0", "WORLD_SIZE": "2"}, "but not LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: half a"),
         (TORCHRUN | {"RANK": "x"}, "RANK='x' in the environment is not a number."),
         (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT=0 is no port to meet at. Use torchrun --standalone"),
+        (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is no port; the largest is 65535."),
+        (TORCHRUN | {"RANK": "\u00b2"}, "in the environment is not a number."),
         (TORCHRUN | {"RANK": "2"}, "RANK=2 of WORLD_SIZE=2 and LOCAL_RANK=0 of LOCAL_WORLD_SIZE=2"),
     ],
 )

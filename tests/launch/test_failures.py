@@ -195,3 +195,9 @@ def test_a_rank_that_is_deaf_to_sigterm_is_killed(tmp_path: Path) -> None:
     words = [*STEPS, "data._target_=tests.doubles.DeafAndFailing"]
     outcome = serve(tmp_path, *words)
     assert_failed(outcome, 1, "ValueError: boom")
+
+
+def test_a_record_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "error.json").touch()
+    assert read_records(tmp_path) == []

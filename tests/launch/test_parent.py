@@ -186,3 +186,29 @@ def test_nothing_of_a_run_is_left_when_it_is_over(tmp_path: Path) -> None:
     outcome = serve(tmp_path, *QUICK)
     assert outcome.code == 0, outcome.text
     assert survivors(outcome.session) == []
+
+
+def test_a_terminal_that_is_closed_in_the_middle_does_not_fail_the_run(tmp_path: Path) -> None:
+    command = f"{sys.executable} {TRAIN} {' '.join(QUICK)} model=mlp"
+    for ending in ("| head -1", ">/dev/full", ">&-"):
+        folder = (
+            tmp_path / ending.strip("|>/&- ").replace("/", "-").replace(" ", "")
+            if ending != ">&-"
+            else tmp_path / "closed"
+        )
+        folder.mkdir()
+        shell = ["bash", "-o", "pipefail", "-c", f"{command} {ending}"]
+        done = subprocess.run(
+            shell, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, (ending, done.stderr)
+        [run_dir] = (folder / "multirun").iterdir()
+        assert summary(run_dir)["status"] == "finished"
+
+
+def test_two_runs_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    command = [sys.executable, str(TRAIN), *QUICK, "model=mlp", "hydra.run.dir=taken"]
+    started = [subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert sorted(process.wait(timeout=100) for process in started) == [0, 2]
+    assert len(metrics(tmp_path / "taken")) == 2
