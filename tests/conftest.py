@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,13 @@ def mnist_archives() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the real MNIST is not at {folder}")
     return folder
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A job that a script puts into the background, or that nohup starts, has these ignored, and so would the
+    # commands that tests start and then signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

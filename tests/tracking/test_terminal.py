@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+from src.tracking.wandb import client_command
 from tests.command import TRAIN, metrics, summary
 from tests.tracking.terminal import watch
 from tests.tracking.wandb_runs import TINY, home
@@ -21,7 +22,7 @@ def test_a_narrow_terminal_gets_a_bar_whole_lines_a_table_and_commands(tmp_path:
     assert re.search(r"━ *2/2 loss \d\.\d{4} ", "\n".join(seen.lines))
     # Lines wider than the terminal are sent whole: it wraps them, and copying one gives one.
     assert f"] run folder {run_dir}" in "\n".join(seen.lines)
-    assert f"  wandb leet {run_dir}/wandb" in seen.lines
+    assert f"  {client_command()} leet {run_dir}/wandb" in seen.lines
     assert any(line.startswith("trained      2 steps, 256 samples in ") for line in seen.lines)
     assert not any("] step 1/2 " in line for line in seen.lines)
     assert "step 1/2 " in (run_dir / "train.log").read_text()

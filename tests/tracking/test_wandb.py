@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from src.tracking.wandb import client_command
 from tests.command import TRAIN, Outcome, metrics, summary, train
 from tests.tracking.wandb_runs import TINY, exit_code, folders, history, home, of_type, processes_in, records, run_of
 
@@ -93,10 +94,11 @@ def test_the_client_neither_prints_nor_reads_our_source_nor_outlives_the_run(fin
 
 
 def test_the_last_lines_are_commands_that_work(finished: Outcome) -> None:
-    look, upload = [line.strip() for line in finished.stdout.splitlines() if line.startswith("  wandb ")]
-    assert look.startswith("wandb leet ")
+    wandb = client_command()  # its path, where the environment is not activated
+    look, upload = [line.strip() for line in finished.stdout.splitlines() if line.startswith(f"  {wandb} ")]
+    assert look.startswith(f"{wandb} leet ")
     shown = subprocess.run(
-        look.replace("wandb leet", f"{Path(sys.executable).parent}/wandb leet inspect --summary"),
+        look.replace(f"{wandb} leet", f"{Path(sys.executable).parent}/wandb leet inspect --summary"),
         shell=True,
         capture_output=True,
         text=True,
@@ -104,7 +106,7 @@ def test_the_last_lines_are_commands_that_work(finished: Outcome) -> None:
     )
     assert "finished (exit code 0)" in shown.stdout
     listed = subprocess.run(
-        upload.replace("wandb sync", f"{Path(sys.executable).parent}/wandb sync --dry-run"),
+        upload.replace(f"{wandb} sync", f"{Path(sys.executable).parent}/wandb sync --dry-run"),
         shell=True,
         capture_output=True,
         text=True,
