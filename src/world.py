@@ -1,5 +1,6 @@
 """The place of one rank among the others, and the process group that joins them."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,5 +76,8 @@ def process_group(world: World, timeout_seconds: float, store: Store) -> Iterato
         device_id=world.device if world.device.type == "cuda" else None,
     )
     yield
+    # What is left of a wrapper in a cycle (DDP's reducer) holds the group's threads; freed while the interpreter
+    # shuts down, they abort the process now and then.
+    gc.collect()
     # Not in a `finally`: after an error peers may be gone, and leaving together would wait for them.
     dist.destroy_process_group()
