@@ -55,7 +55,7 @@ BAD_INPUT = {
     "launch.timeout_seconds=inf": ["launch.timeout_seconds=inf is no finite number"],
     "launch.timeout_seconds=1e30": ["launch.timeout_seconds=1e+30 is more than 1000000000."],
     "optimizer.lr=-inf": ["optimizer.lr=-inf is no finite number"],
-    "optimizer.lr=-1": ["optimizer can't be built: Invalid learning rate: -1."],
+    "optimizer.lr=-1": ["optimizer can't be built: ValueError: Invalid learning rate: -1."],
     "optimizer.lr=abc": ["optimizer.lr='abc' is not of type float."],
     "optimizer.betas=[0.9,x]": ["optimizer.betas=[0.9, 'x'] is not of type"],
     "model=mlp model.hidden=abc": ["model.hidden='abc' is not of type list[int]."],
