@@ -36,8 +36,8 @@ def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place
     Raises Refused, Failed or Interrupted.
     """
     try:
-        with (run_dir / "config.yaml").open("x", encoding="utf-8") as file:
-            file.write(yaml.safe_dump(config, sort_keys=False))
+        (run_dir / "train.log").open("x").close()  # whoever makes it owns the folder
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     except FileExistsError:
         raise Refused(f"hydra.run.dir={run_dir} was taken by another run just now. Choose another folder.") from None
     except OSError as error:
