@@ -47,11 +47,11 @@ class CommandLine:
                 return self.follow()
             try:
                 main()
-            finally:
-                if not self.started and torchrun_ranks() is not None:  # --help, or a refusal: there is no run
-                    from src.launch import parent  # torch
-
-                    parent.dismiss()
+            except SystemExit as leaving:  # --help; after a refusal torchrun itself stops the other ranks
+                if leaving.code in (0, None):
+                    self.dismiss_followers()
+                raise
+            self.dismiss_followers()
         except Refused as refused:
             print_refusal(refused)
             return REFUSED
@@ -71,6 +71,13 @@ class CommandLine:
         self.list_failures()
         codes = [code for _, code, _ in self.failures]
         return FAILED if FAILED in codes else max(codes, default=0)
+
+    def dismiss_followers(self) -> None:
+        """As torchrun's rank 0 without a run (--help, --cfg job): tell the others not to wait for one."""
+        if not self.started and torchrun_ranks() is not None:
+            from src.launch import parent  # torch
+
+            parent.dismiss()
 
     def list_failures(self) -> None:
         """Once more, at the end of a sweep: each was reported when it happened, and has scrolled away since."""
