@@ -170,12 +170,12 @@ class Trainer:
         window.restart()
 
     def reduce(self, loss_sum: Tensor | None) -> float:
-        """The sum over all data ranks, in nats.
+        """The sum over all ranks that hold a part of the loss, in nats.
 
         loss_sum: this rank's part, scalar, detached; None on a rank that does not hold the loss.
         """
         part = torch.zeros((), device=self.device) if loss_sum is None else loss_sum.clone()
-        return float(self.strategy.data.sum(part))
+        return float(self.strategy.sum(part))
 
     def end_epoch(self, epoch: int, loss_sum: Tensor, targets: int | Tensor) -> None:
         """Report the one mean loss of the epoch, weighted by targets, over all ranks."""
@@ -193,12 +193,12 @@ class Trainer:
         plan = BatchPlan(self.test.num_samples, sizes.global_batch_size, seed=0, shuffle=False)
         requests = [request for batch in plan.epoch(0) for request in batch.requests(sizes, self.strategy.data.rank)]
         total = torch.zeros(4, dtype=torch.float64, device=self.device)
-        total[3] = sum(request.num_real for request in requests)
-        for batch in self.test.stream(requests, epoch=0):
+        for request, batch in zip(requests, self.test.stream(requests, epoch=0), strict=True):
             sums = self.strategy.evaluate(batch)
             if sums is not None:
                 total[:3] += sums.stacked()
-        loss, correct, targets, samples = self.strategy.data.sum(total).tolist()
+                total[3] += request.num_real
+        loss, correct, targets, samples = self.strategy.sum(total).tolist()
         record: dict[str, float] = {"step": self.step, "loss": loss / max(targets, 1.0)}
         if self.metric == "perplexity":
             record["perplexity"] = math.exp(min(record["loss"], 700.0))  # exp(709) is the largest float

@@ -4,32 +4,25 @@ Each problem is one line: the choice, the reason, the remedy. No rule names a st
 can't do stands in its `Support`, what only it refuses in its `problems`.
 """
 
-import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
-import torch
 import yaml
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from src.checks.keys import locate, resolve
 from src.checks.ranges import at, range_problems
-from src.checks.setting import known_setting, num_local_ranks, strategy_class
-from src.data.base import Data
-from src.errors import Refused, in_words
+from src.checks.setting import known_setting, strategy_class
+from src.checks.trial import on_meta
+from src.errors import Refused
 from src.precision import PRECISIONS
-from src.schedule import Schedule
 from src.sharding import LEVELS, OFFLOADS
 from src.strategies.base import Setting, Strategy, Support
-from src.tracking.base import Tracker
 
-#: What a part must be where that is known.
-KINDS: dict[str, type] = {"model": torch.nn.Module, "schedule": Schedule, "strategy": Strategy, "tracking": Tracker}
-STRATEGIES = Path(__file__).parent.parent.parent / "conf" / "strategy"
+CONF = Path(__file__).parent.parent.parent / "conf"
+STRATEGIES, MODELS = CONF / "strategy", CONF / "model"
 
 
 def check(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -60,6 +53,7 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
     found += unknowns + _support_problems(setting, strategy)
     if not unknowns:
         found += strategy.problems(setting)
+        found += _model_problems(setting, strategy, config)
     return list(dict.fromkeys(found + _pairing_problems(config)))
 
 
@@ -106,21 +100,54 @@ def options_that(can: Callable[[Support], bool]) -> str:
     options = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(STRATEGIES.glob("*.yaml"))}
     # One without a target of its own is a variant of another that is named here.
     targets = {name: node["_target_"] for name, node in options.items() if "_target_" in node}
-    *others, last = [f"strategy={name}" for name, target in targets.items() if can(locate(target).supports)]
+    return _either([f"strategy={name}" for name, target in targets.items() if can(locate(target).supports)])
+
+
+def _model_problems(setting: Setting, strategy: type[Strategy], config: dict[str, Any]) -> list[str]:
+    """The model's structure against what the strategy asks of it; built without memory, and only where it asks."""
+    carries = strategy.supports.model_carries
+    if not carries:
+        return []
+    try:
+        model = on_meta(config["model"])
+    except Refused:
+        return []  # said by `prepare`
+    if model is None:
+        return []
+    name = setting.strategy_name
+    lacking = [
+        f"model {config['model']['_target_']} does not say {words} ({method}), which strategy={name} needs."
+        f" Use {models_with(method)}, or another strategy."
+        for method, words in carries.items()
+        if not hasattr(model, method)
+    ]
+    return lacking or strategy.model_problems(model, setting)
+
+
+def models_with(method: str) -> str:
+    """The shipped models that carry `method`, as a remedy: "model=a or model=b"."""
+    options = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(MODELS.glob("*.yaml"))}
+    # Some files speak of the data and the trainer as well, and hold the model below its key.
+    targets = {name: node.get("model", node)["_target_"] for name, node in options.items()}
+    return _either([f"model={name}" for name, target in targets.items() if hasattr(locate(target), method)])
+
+
+def _either(choices: list[str]) -> str:
+    *others, last = choices
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _shard_size_problems(setting: Setting) -> list[str]:
-    size, world_size = setting.sharding.shard_size, setting.world_size
+    size, ranks = setting.sharding.shard_size, setting.data_parallel_size
     if setting.sharding.level != "hybrid":
         if size is not None:
             return [
                 f"sharding.shard_size={size} means something for sharding=hybrid only. Use sharding.shard_size=null."
             ]
         return []
-    if size is not None and (size < 1 or world_size % size):
-        divisors = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
-        return [f"sharding.shard_size={size} does not divide the {world_size} ranks. Choose it from {divisors}."]
+    if size is not None and (size < 1 or ranks % size):
+        divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        return [f"sharding.shard_size={size} does not divide the {ranks} data ranks. Choose it from {divisors}."]
     return []
 
 
@@ -153,67 +180,3 @@ def _pairing_problems(config: dict[str, Any]) -> list[str]:
                 f" Use model.{key}={size} or more, or data.{key}={reach} or less."
             )
     return found
-
-
-def prepare(config: dict[str, Any]) -> None:
-    """Fetch the data once, and build what costs little, so that a bad value is refused rather than fails.
-
-    Raises Refused. The parent calls this before any rank starts.
-    """
-    found = []
-    for key in ("schedule", "strategy", "tracking", "task", "model", "optimizer"):
-        try:
-            with torch.device("meta" if key == "model" else "cpu"):  # a model's shapes without its memory
-                built: Any = _build(key, config[key])
-            if (kind := KINDS.get(key)) is not None and not isinstance(built, kind | NoneType):
-                what = f"a {type(built).__name__}, where a {kind.__name__} belongs"
-                found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
-            elif key == "optimizer":
-                _try_optimizer(built)
-            elif key == "model" and built is not None:
-                found += _memory_problems(built, config)
-        except Refused as refused:
-            found += refused.problems
-    if found:
-        raise Refused(*found)
-    data = _build("data", config["data"])
-    if not isinstance(data, Data):
-        raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
-    data.prepare()
-
-
-def _memory_problems(model: torch.nn.Module, config: dict[str, Any]) -> list[str]:
-    """A model whose bare weights, drawn once a rank in the host's memory, can't fit this machine, whatever shards them.
-
-    model: on meta. Says nothing of what training takes beyond the weights.
-    """
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    ranks = num_local_ranks(config)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if weights * ranks <= memory:
-        return []
-    return [
-        f"model {config['model']['_target_']} has {sum(p.numel() for p in model.parameters()):,} parameters:"
-        f" {weights / 2**30:.0f} GiB of weights for each of {ranks} rank(s), on a machine of {memory / 2**30:.0f} GiB."
-        " Use a smaller model, fewer ranks a machine (launch.nproc), or a larger machine."
-    ]
-
-
-def _try_optimizer(optimizer: Callable[..., Any]) -> None:
-    # The first optimizer of a process imports torch._dynamo (2 s). Here the ranks inherit it.
-    try:
-        optimizer([torch.nn.Parameter(torch.zeros(1))])
-    except Exception as error:  # whatever a constructor makes of values that it did not expect
-        raise Refused(f"optimizer can't be built: {in_words(error)}. Correct the optimizer's values.") from error
-
-
-def _build(key: str, node: dict[str, Any]) -> Any:
-    try:
-        return instantiate(node, _convert_="all")
-    except Exception as error:
-        cause = error.__cause__ or error
-        if isinstance(cause, Refused):
-            raise cause from error
-        if key == "model" and not isinstance(cause, ValueError | TypeError):
-            return None  # what can't be built without memory (it reads a tensor's values) the ranks build for real
-        raise Refused(f"{key} ({node['_target_']}) can't be built: {in_words(cause)}") from error

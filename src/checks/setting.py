@@ -104,6 +104,7 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         strategy_name=strategy_name(config),
         arguments={k: v for k, v in config["strategy"].items() if not k.startswith("_")},
         world_size=world_size,
+        data_parallel_size=sizes.data_parallel_size,
         device_type=attempt(device_type, config, otherwise="cuda"),
         precision=config["precision"]["name"],
         sharding=Sharding(**config["sharding"]),
@@ -111,6 +112,7 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         accumulate=sizes.accumulate,
         max_grad_norm=config["trainer"]["max_grad_norm"],
         optimizer=config["optimizer"],
+        data=config["data"],
     )
     return setting, list(dict.fromkeys(unknowns))
 

@@ -29,7 +29,7 @@ def has_known_jobs(hydra: DictConfig) -> bool:
 
 def job_problems(cfg: DictConfig, overrides: list[str], fetch: bool) -> list[str]:
     """Everything that is wrong with one job. fetch: where nothing is, try to build its parts and fetch its data."""
-    from src.checks import rules  # torch
+    from src.checks import rules, trial  # torch
     from src.command.override_errors import merged_choices
     from src.world import one_thread
 
@@ -40,7 +40,7 @@ def job_problems(cfg: DictConfig, overrides: list[str], fetch: bool) -> list[str
         with one_thread():  # whatever a data set or a model of the user's computes here; the ranks are forked later
             config, found = rules.check(cfg)
             if fetch and not found:
-                rules.prepare(config)
+                trial.prepare(config)
     except Refused as refused:
         return refused.problems
     return found

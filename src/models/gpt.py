@@ -5,10 +5,14 @@ layers of their own, so that tensor parallelism can split each by heads.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from src.parallel.tensor import Plan
 
 STD = 0.02  # of the initial weights, as in GPT-2
 
@@ -132,8 +136,11 @@ class GPT(nn.Module):
                 f"model.kv_heads={kv_heads} does not divide model.heads={heads}; choose from {divisors(heads)}."
             )
         self.sequence_length = sequence_length
-        self.embedding = Embedding(vocab_size, width)
-        self.positions = Embedding(sequence_length, width)
+        self.heads, self.kv_heads, self.dropout = heads, kv_heads, dropout
+        self.tie_embeddings = tie_embeddings
+        # What a pipeline stage does not hold (`keep_layers`) is None.
+        self.embedding: Embedding | None = Embedding(vocab_size, width)
+        self.positions: Embedding | None = Embedding(sequence_length, width)
         self.drop = nn.Dropout(dropout)
         # Each block adds twice to the residual stream; so its variance at the end is that of one layer (GPT-2).
         residual_std = STD / math.sqrt(2 * layers)
@@ -141,23 +148,67 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleDict(
             {str(i): Block(width, heads, kv_heads, dropout, residual_std) for i in range(layers)}
         )
-        self.norm = nn.LayerNorm(width)
-        self.head = None if tie_embeddings else Linear(width, vocab_size, bias=False)
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(width)
+        self.head: Linear | None = None if tie_embeddings else Linear(width, vocab_size, bias=False)
 
     def units(self) -> list[nn.Module]:
         """What is sharded and gathered as one."""
         return list(self.blocks.values())
 
+    def tensor_counts(self) -> dict[str, int]:
+        return {"model.heads": self.heads, "model.kv_heads": self.kv_heads}
+
+    def tensor_plan(self, sequence_parallel: bool) -> "Plan":
+        """Attention by heads, the MLP by its inner width, embedding, head and loss by vocabulary."""
+        from src.models.gpt_plan import plan  # imports DTensor: 1 s that only tensor parallelism pays
+
+        return plan(self, sequence_parallel)
+
+    def layer_parameters(self) -> list[int]:
+        """Parameters of each layer; the first counts what comes before the layers, the last what comes after."""
+        counts = [_size(block) for block in self.blocks.values()]
+        counts[0] += _size(self.embedding) + _size(self.positions)
+        counts[-1] += _size(self.norm) + _size(self.head)
+        return counts
+
+    def keep_layers(self, layers: range) -> None:
+        """Drop all but some consecutive layers, and the ends that don't belong to them; names stay."""
+        last = len(self.blocks) - 1
+        if 0 not in layers:
+            self.embedding = self.positions = None
+        if last not in layers:
+            self.norm = self.head = None
+        self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
+
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: (batch, sequence), int64. Returns the next token's logits, (batch, sequence, vocab_size)."""
+        """tokens: (batch, sequence), int64. Returns the next token's logits, (batch, sequence, vocab_size).
+
+        A stage without the first layer takes, and one without the last gives, (batch, sequence, width).
+        """
+        x = tokens if self.embedding is None else self.embed(tokens)
+        for block in self.blocks.values():
+            x = block(x)
+        if self.norm is None:
+            return x
+        score = self.head or self.embedding  # tied, the embedding scores
+        assert score is not None
+        logits: Tensor = score(self.norm(x))
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens: (batch, sequence), int64. Returns (batch, sequence, width)."""
         length = tokens.shape[1]
         if length > self.sequence_length:
             raise ValueError(
                 f"{length} tokens a sample are more than model.sequence_length={self.sequence_length};"
                 f" use model.sequence_length={length}, or data.sequence_length={self.sequence_length} or less."
             )
-        x = self.drop(self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device)))
-        for block in self.blocks.values():
-            x = block(x)
-        logits: Tensor = (self.embedding if self.head is None else self.head)(self.norm(x))
-        return logits
+        assert self.embedding is not None
+        assert self.positions is not None
+        places = self.positions(torch.arange(length, device=tokens.device))
+        embedded: Tensor = self.drop(self.embedding(tokens) + places)
+        return embedded
+
+
+def _size(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(p.numel() for p in module.parameters())

@@ -72,11 +72,15 @@ class AutogradStrategy(Strategy):
             with self.gradient_sync(is_last=index == last):
                 with self.compute_context():
                     logits = self.model(batch.inputs)
-                loss = cross_entropy_sum(logits, batch.targets)
+                loss = self.loss(logits, batch.targets)
                 self.backward(loss, valid_targets)
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a step has at least one micro-batch"
         return total
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Summed over the micro-batch's valid targets, scalar, a plain tensor."""
+        return cross_entropy_sum(logits, targets)
 
     def backward(self, loss: Tensor, valid_targets: int | Tensor) -> None:
         """Gradients of loss / valid_targets, times what the engine's averaging takes away."""

@@ -50,6 +50,7 @@ class Support:
 
     layout: what it does with the weights, to complete "sharding=zero3 shards parameters, but strategy=ddp ...".
     offload: the values of sharding.offload other than none. packages: what must be installed, by import name.
+    model_carries: methods that a model must have, and what each says, to complete "model cnn does not say ...".
     """
 
     layout: str
@@ -58,15 +59,20 @@ class Support:
     offload: frozenset[str] = frozenset()
     many_processes: bool = True
     packages: tuple[str, ...] = ()
+    model_carries: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a strategy's own rules may look at: plain values of the experiment, before anything is built."""
+    """What a strategy's own rules may look at: plain values of the experiment, before anything is built.
+
+    arguments, optimizer, data: the nodes' own keys and values. data_parallel_size: ranks that read different samples.
+    """
 
     strategy_name: str
     arguments: Mapping[str, Any]
     world_size: int
+    data_parallel_size: int
     device_type: str
     precision: str
     sharding: Sharding
@@ -74,6 +80,7 @@ class Setting:
     accumulate: int
     max_grad_norm: float | None
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,16 @@ class Strategy(ABC):
         return []
 
     @classmethod
+    def model_problems(cls, model: nn.Module, setting: Setting) -> list[str]:
+        """What this strategy refuses in a model. model: on the meta device, so only its structure can be asked."""
+        return []
+
+    @classmethod
     def data_parallel_size(cls, world_size: int, arguments: Mapping[str, Any]) -> int:
-        """Ranks that read different samples; `arguments` are the strategy's own (degrees of other axes)."""
+        """Ranks that read different samples; `arguments` are the strategy's own (degrees of other axes).
+
+        Raises Refused where the degrees don't divide the world.
+        """
         return world_size
 
     @abstractmethod
@@ -135,14 +150,28 @@ class Strategy(ABC):
     def weights(self) -> dict[str, Tensor] | None:
         """The whole model's weights and buffers on the CPU, under the bare model's names; None but on world rank 0."""
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum of what the ranks hold of the loss, in place; the same value on every rank.
+
+        Ranks that don't hold the loss give zeros; of those that hold copies of it, one counts.
+        """
+        return self.data.sum(tensor)
+
     def learning_rates(self) -> list[float]:
         """The lr in use, one a parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def extra_metrics(self) -> dict[str, float]:
-        """What a logged step says beyond the usual, such as the loss scale."""
+        """What a logged step says beyond the usual, such as the loss scale. Every rank asks, and may communicate."""
         return {}
 
     def close(self) -> None:
         """Release what build took; must not communicate, since peers may be gone."""
         return None
+
+
+def fused_sgd_problems(setting: Setting) -> list[str]:
+    """For strategies whose parameters are DTensors."""
+    if setting.optimizer.get("_target_") == "torch.optim.SGD" and setting.optimizer.get("fused"):
+        return ["optimizer.fused=true: torch has no fused SGD for sharded tensors. Use optimizer.fused=false."]
+    return []

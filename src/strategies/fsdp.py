@@ -6,19 +6,17 @@ forward and backward and freed again (zero3), or kept between the two (zero2).
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from src.mesh import data_mesh
+from src.mesh import make_mesh
+from src.parallel.data import data_parallel
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
-from src.strategies.base import BuildSpec, Setting, Support
+from src.strategies.base import BuildSpec, Setting, Support, fused_sgd_problems
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule, OffloadPolicy
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
@@ -36,35 +34,10 @@ class FSDP2(AutogradStrategy):
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
-        if setting.optimizer.get("_target_") == "torch.optim.SGD" and setting.optimizer.get("fused"):
-            return [
-                "optimizer.fused=true: torch has no fused SGD for FSDP2's sharded tensors. Use optimizer.fused=false."
-            ]
-        return []
+        return fused_sgd_problems(setting)
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
-        mixed = MixedPrecisionPolicy(param_dtype=spec.precision.compute_dtype, reduce_dtype=torch.float32)
-        shard = partial(
-            fully_shard,
-            mesh=data_mesh(spec.world, spec.sharding),
-            reshard_after_forward=spec.sharding.level != "zero2",
-            offload_policy=offload_policy(spec),
-        )
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                # Running statistics must stay fp32, and weight and statistics of one type: a unit of its own.
-                shard(module, mp_policy=MixedPrecisionPolicy())
-        for unit in getattr(model, "units", list)():
-            shard(unit, mp_policy=mixed)
-        shard(model, mp_policy=mixed)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                # Sum instead of mean: the loss is normalised once, over all ranks. gloo needs both calls.
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
-        return model
+        return data_parallel(model, make_mesh(spec.world, spec.sharding), spec.precision, spec.sharding)
 
     def compute_context(self) -> AbstractContextManager[None]:
         return nullcontext()  # the mixed-precision policy casts
@@ -83,12 +56,3 @@ class FSDP2(AutogradStrategy):
     def weights(self) -> dict[str, Tensor] | None:
         average_buffers(self.model, self.data)
         return gathered_weights(self.model, self.spec.world)
-
-
-def offload_policy(spec: BuildSpec) -> "OffloadPolicy":
-    """Shards in the host's memory, pinned where a GPU copies from it; or on the device."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
-
-    if spec.sharding.offload == "all":
-        return CPUOffloadPolicy(pin_memory=spec.world.device.type == "cuda")
-    return OffloadPolicy()

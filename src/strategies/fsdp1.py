@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from src.mesh import data_mesh
+from src.mesh import make_mesh
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, Support
 
@@ -54,7 +54,7 @@ class FSDP1(AutogradStrategy):
         dtype = spec.precision.compute_dtype
         return FullyShardedDataParallel(
             model,
-            device_mesh=data_mesh(spec.world, spec.sharding),
+            device_mesh=make_mesh(spec.world, spec.sharding),
             sharding_strategy={
                 "zero2": ShardingStrategy.SHARD_GRAD_OP,
                 "zero3": ShardingStrategy.FULL_SHARD,

@@ -1,0 +1,88 @@
+"""Building parts of an experiment on trial before anything starts: what costs little, the model without memory."""
+
+import os
+from collections.abc import Callable
+from types import NoneType
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+
+from src.checks.setting import num_local_ranks
+from src.data.base import Data
+from src.errors import Refused, in_words
+from src.schedule import Schedule
+from src.strategies.base import Strategy
+from src.tracking.base import Tracker
+
+#: What a part must be where that is known.
+KINDS: dict[str, type] = {"model": torch.nn.Module, "schedule": Schedule, "strategy": Strategy, "tracking": Tracker}
+
+
+def prepare(config: dict[str, Any]) -> None:
+    """Fetch the data once, and build what costs little, so that a bad value is refused rather than fails.
+
+    Raises Refused. The parent calls this before any rank starts.
+    """
+    found = []
+    for key in ("schedule", "strategy", "tracking", "task", "model", "optimizer"):
+        try:
+            built: Any = on_meta(config[key]) if key == "model" else _build(key, config[key])
+            if (kind := KINDS.get(key)) is not None and not isinstance(built, kind | NoneType):
+                what = f"a {type(built).__name__}, where a {kind.__name__} belongs"
+                found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
+            elif key == "optimizer":
+                _try_optimizer(built)
+            elif key == "model" and built is not None:
+                found += _memory_problems(built, config)
+        except Refused as refused:
+            found += refused.problems
+    if found:
+        raise Refused(*found)
+    data = _build("data", config["data"])
+    if not isinstance(data, Data):
+        raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
+    data.prepare()
+
+
+def on_meta(node: dict[str, Any]) -> Any:
+    """A model's shapes without its memory; None where it can't be built like that. Raises Refused for bad values."""
+    with torch.device("meta"):
+        return _build("model", node)
+
+
+def _memory_problems(model: torch.nn.Module, config: dict[str, Any]) -> list[str]:
+    """A model whose bare weights, drawn once a rank in the host's memory, can't fit this machine, whatever shards them.
+
+    model: on meta. Says nothing of what training takes beyond the weights.
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    ranks = num_local_ranks(config)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if weights * ranks <= memory:
+        return []
+    return [
+        f"model {config['model']['_target_']} has {sum(p.numel() for p in model.parameters()):,} parameters:"
+        f" {weights / 2**30:.0f} GiB of weights for each of {ranks} rank(s), on a machine of {memory / 2**30:.0f} GiB."
+        " Use a smaller model, fewer ranks a machine (launch.nproc), or a larger machine."
+    ]
+
+
+def _try_optimizer(optimizer: Callable[..., Any]) -> None:
+    # The first optimizer of a process imports torch._dynamo (2 s). Here the ranks inherit it.
+    try:
+        optimizer([torch.nn.Parameter(torch.zeros(1))])
+    except Exception as error:  # whatever a constructor makes of values that it did not expect
+        raise Refused(f"optimizer can't be built: {in_words(error)}. Correct the optimizer's values.") from error
+
+
+def _build(key: str, node: dict[str, Any]) -> Any:
+    try:
+        return instantiate(node, _convert_="all")
+    except Exception as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, Refused):
+            raise cause from error
+        if key == "model" and not isinstance(cause, ValueError | TypeError):
+            return None  # what can't be built without memory (it reads a tensor's values) the ranks build for real
+        raise Refused(f"{key} ({node['_target_']}) can't be built: {in_words(cause)}") from error
