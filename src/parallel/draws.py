@@ -33,4 +33,5 @@ def own_draws(module: nn.Module, number: int, device_type: str) -> None:
             forks.pop().__exit__(None, None, None)
 
     module.register_forward_pre_hook(enter)
-    module.register_forward_hook(leave, always_call=True)
+    # Prepended, so that several streams on one module are left in the opposite order.
+    module.register_forward_hook(leave, prepend=True, always_call=True)

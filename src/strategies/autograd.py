@@ -65,7 +65,7 @@ class AutogradStrategy(Strategy):
             return nullcontext()
         return self.spec.precision.autocast(self.spec.world.device)
 
-    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor:
+    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor | None:
         total: Tensor | None = None
         last = len(microbatches) - 1
         for index, batch in enumerate(microbatches):
@@ -134,7 +134,7 @@ class AutogradStrategy(Strategy):
                 group["lr"] = base * factor
             self.lr_factor = factor
 
-    def evaluate(self, batch: MicroBatch) -> EvalSums:
+    def evaluate(self, batch: MicroBatch) -> EvalSums | None:
         with torch.no_grad(), self.compute_context():
             logits = self.model(batch.inputs)
         return evaluation_sums(logits, batch.targets)

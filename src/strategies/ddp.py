@@ -65,7 +65,7 @@ class DDP(AutogradStrategy):
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last else self.model.no_sync()
 
-    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor:
+    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor | None:
         loss = super().forward_backward(microbatches, valid_targets)
         if not self.checked_for_unused:
             self.refuse_unused_parameters()

@@ -90,7 +90,7 @@ class TensorParallel(AutogradStrategy):
 
         return split_cross_entropy_sum(logits, targets)
 
-    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor:
+    def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor | None:
         from src.parallel.tensor import settle_gradients
 
         loss = super().forward_backward(microbatches, valid_targets)
