@@ -11,6 +11,7 @@ SMALL_TOKENS = ["data.vocab_size=64", "data.sequence_length=8", "data.num_sample
 OPTIONS = {
     "cnn": ["model=cnn", *SMALL_IMAGES],
     "mlp": ["model=mlp", *SMALL_IMAGES],
+    "tp_mlp": ["model=tp_mlp", *SMALL_IMAGES],
     "resnet18": ["model=resnet18", *SMALL_IMAGES, "data.image_shape=[1,8,8]"],
     "gpt_tiny": ["model=gpt_tiny", "data=synthetic_tokens", *SMALL_GPT, *SMALL_TOKENS],
     **{
@@ -30,7 +31,7 @@ OPTIONS = {
 )
 def test_every_model_trains(pool, tmp_path, option, strategy):
     overrides = [f"strategy={strategy}", *OPTIONS[option], "trainer.max_steps=2"]
-    if option in ("cnn", "mlp", "resnet18"):
+    if option in ("cnn", "mlp", "tp_mlp", "resnet18"):
         overrides.append("trainer.micro_batch_size=4")
     result = run_in(pool, 2, tmp_path / "run", *overrides)
     assert len(result.train) == 2
