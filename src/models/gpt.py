@@ -135,7 +135,7 @@ class GPT(nn.Module):
             raise ValueError(
                 f"model.kv_heads={kv_heads} does not divide model.heads={heads}; choose from {divisors(heads)}."
             )
-        self.sequence_length = sequence_length
+        self.vocab_size, self.sequence_length = vocab_size, sequence_length
         self.heads, self.kv_heads, self.dropout = heads, kv_heads, dropout
         self.tie_embeddings = tie_embeddings
         # What a pipeline stage does not hold (`keep_layers`) is None.
@@ -156,7 +156,9 @@ class GPT(nn.Module):
         return list(self.blocks.values())
 
     def tensor_counts(self) -> dict[str, int]:
-        return {"model.heads": self.heads, "model.kv_heads": self.kv_heads}
+        """What the ranks that share a layer must divide; key and value heads where they are fewer."""
+        counts = {"model.heads": self.heads, "model.kv_heads": self.kv_heads}
+        return counts if self.kv_heads != self.heads else {"model.heads": self.heads}
 
     def tensor_plan(self, sequence_parallel: bool) -> "Plan":
         """Attention by heads, the MLP by its inner width, embedding, head and loss by vocabulary."""

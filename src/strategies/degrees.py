@@ -57,6 +57,13 @@ def tensor_problems(model: nn.Module, degree: int, sequence_parallel: bool, sett
         if count % degree:
             choices = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
             found.append(f"{key}={count} is not divisible by strategy.tp={degree}. Choose tp from {choices}.")
+    vocabulary = getattr(model, "vocab_size", None)
+    if vocabulary is not None and (degree - 1) * -(-vocabulary // degree) >= vocabulary:
+        # Parts are ceil(vocabulary / degree) rows; torch's embedding and loss can't take a part without any.
+        found.append(
+            f"model.vocab_size={vocabulary} leaves some of strategy.tp={degree} ranks without a row."
+            " Choose a smaller tp."
+        )
     if sequence_parallel:
         found += _sequence_problems(model, degree, setting)
     return found
