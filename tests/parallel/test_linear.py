@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from src.parallel.collectives import copy_to_axis, gather_from_axis, reduce_from_axis, slice_for_axis
 from src.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from tests.command import REPOSITORY
-
-LAYERS = {"column": ColumnParallelLinear, "row": RowParallelLinear}
+from tests.parallel.drawn import LAYERS, drawn, gradients, own, tensor_mesh, whole_gradients
 
 
 class Case(NamedTuple):
@@ -45,31 +43,6 @@ CASES = st.builds(
     out_multiple=st.integers(1, 5),
     batch=st.lists(st.integers(1, 4), max_size=3),  # a lone vector, rows, sequences, ...
 )
-
-
-def tensor_mesh(world):
-    return init_device_mesh("cpu", (world.world_size,), mesh_dim_names=("tensor",))
-
-
-def own(tensor, mesh):
-    return tensor.chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
-
-
-def drawn(kind, in_features, out_features, mesh, bias=True, whole=False, seed=0):
-    """(nn.Linear, the split layer) of one draw."""
-    torch.manual_seed(seed)
-    plain = nn.Linear(in_features, out_features, bias)
-    torch.manual_seed(seed)
-    option = {"gather_output": whole} if kind == "column" else {"input_is_split": not whole}
-    return plain, LAYERS[kind](in_features, out_features, bias, mesh=mesh, **option)
-
-
-def whole_gradients(model):
-    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
-
-
-def gradients(model):
-    return {name: p.grad for name, p in model.named_parameters()}
 
 
 def compare(case, mesh):
@@ -177,103 +150,6 @@ def test_without_a_mesh_a_layer_is_nn_linear():
         x = torch.randn(2, 5)
         assert torch.equal(layer(x), plain(x))
         assert layer.state_dict().keys() == plain.state_dict().keys()
-
-
-def two_layers(mesh):
-    """A column- and a row-parallel layer with a ReLU between; the same network of whole layers."""
-    (up, own_up), (down, own_down) = drawn("column", 6, 8, mesh), drawn("row", 8, 3, mesh, seed=1)
-    return nn.Sequential(up, nn.ReLU(), down), nn.Sequential(own_up, nn.ReLU(), own_down)
-
-
-def train_two_layers(world):
-    plain, split = two_layers(tensor_mesh(world))
-    batches = [torch.randn(5, 6, requires_grad=True) for _ in range(2)]
-    for x in batches:  # the second adds to the first's gradients, as accumulation does
-        own_x = x.detach().clone().requires_grad_()
-        expected, output = plain(x), split(own_x)
-        for out in (expected, output):
-            out.square().sum().backward()
-        torch.testing.assert_close(output, expected)
-        torch.testing.assert_close(own_x.grad, x.grad)
-    torch.testing.assert_close(whole_gradients(split), gradients(plain))
-    # Over all ranks, the bias that each of them has counted once.
-    norms = [nn.utils.clip_grad_norm_(model.parameters(), 1.0) for model in (plain, split)]
-    torch.testing.assert_close(norms[1].full_tensor(), norms[0])
-    torch.testing.assert_close(whole_gradients(split), gradients(plain))
-    return split[2].bias.grad.to_local().tolist()
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_column_then_row_is_the_two_layer_network(pool, num_ranks):
-    bias_gradients = pool.run(num_ranks, train_two_layers)
-    assert bias_gradients == [bias_gradients[0]] * num_ranks, "a copy on every rank, equal to the bit"
-
-
-def train_in_bf16(world):
-    plain, split = two_layers(tensor_mesh(world))
-    x = torch.randn(16, 6, requires_grad=True)
-    own_x = x.detach().clone().requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected, output = plain(x), split(own_x)
-    assert output.dtype == expected.dtype == torch.bfloat16
-    for out in (expected, output):
-        out.float().square().mean().backward()
-    # bf16 has 8 bits: steps of 1/256; the ranks' terms are rounded before they are summed.
-    close = {"rtol": 2e-2, "atol": 1e-2}
-    torch.testing.assert_close(output, expected, **close)
-    torch.testing.assert_close(own_x.grad, x.grad, **close)
-    torch.testing.assert_close(whole_gradients(split), gradients(plain), **close)
-    assert {p.grad.dtype for p in split.parameters()} == {torch.float32}
-
-
-def test_under_bf16_autocast_the_layers_stay_within_its_rounding(pool):
-    pool.run(2, train_in_bf16)
-
-
-def shard_what_is_split(world):
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
-    plain, split = two_layers(None)
-    split[0].split(mesh["tensor"])
-    split[2].split(mesh["tensor"])
-    fully_shard(split, mesh=mesh["shard"])
-    split.set_gradient_divide_factor(1.0)  # sums, as src/strategies does; gloo needs both calls
-    split.set_force_sum_reduction_for_comms(True)
-    x = torch.randn(6, 6, requires_grad=True)
-    own_x = x.chunk(2)[mesh["shard"].get_local_rank()].detach().clone().requires_grad_()
-    for _ in range(2):  # the second time through parameters that were gathered and freed again
-        x.grad = own_x.grad = None
-        plain.zero_grad()
-        split.zero_grad()
-        expected, output = plain(x), split(own_x)
-        for out in (expected, output):
-            out.square().sum().backward()
-    torch.testing.assert_close(output, expected.chunk(2)[mesh["shard"].get_local_rank()])
-    torch.testing.assert_close(own_x.grad, x.grad.chunk(2)[mesh["shard"].get_local_rank()])
-    torch.testing.assert_close(whole_gradients(split), gradients(plain))
-    norms = [nn.utils.clip_grad_norm_(model.parameters(), 1.0) for model in (plain, split)]
-    torch.testing.assert_close(norms[1].full_tensor(), norms[0])
-
-
-def test_fully_shard_over_another_axis_changes_no_number(pool):
-    pool.run(4, shard_what_is_split)
-
-
-def differentiate_twice(world):
-    mesh = tensor_mesh(world)
-    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    for there, back in ((slice_for_axis, gather_from_axis), (copy_to_axis, lambda y, m: reduce_from_axis(y / 2, m))):
-        # There and back is the identity, so the cubes' first and second derivatives are 3 x^2 and 6 x.
-        cubes = back(there(x, mesh) ** 3, mesh).sum()
-        (first,) = torch.autograd.grad(cubes, x, create_graph=True)
-        (second,) = torch.autograd.grad(first.sum(), x)
-        torch.testing.assert_close(first, 3 * x**2)
-        torch.testing.assert_close(second, 6 * x)
-
-
-def test_gradients_of_gradients_are_right_too(pool):
-    pool.run(2, differentiate_twice)
 
 
 def refused(call, *args, **kwargs):
