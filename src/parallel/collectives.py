@@ -57,7 +57,7 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
         ctx.mesh = mesh
-        # dist.all_reduce writes into what it is given, and takes nothing strided (sum()'s gradient is).
+        # dist.all_reduce writes into what it is given, and adds memory to memory: all ranks need one layout.
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=mesh.get_group())
         return total
