@@ -9,12 +9,27 @@ Plain numbers only, so that the checks can ask before anything is built; the sta
 
 from bisect import bisect_left
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Literal, Protocol
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]
 
 #: Schedules that can give a rank several stages, and how many they get where nobody says.
 SEVERAL_STAGES: dict[str, int] = {"interleaved_1f1b": 2, "zero_bubble": 1}
+
+
+class Cuttable(Protocol):
+    """What a model carries so that it can be cut into stages."""
+
+    def layer_parameters(self) -> list[int]:
+        """Parameters of each layer, those of what comes before and after counted with the first and the last."""
+
+    def keep_layers(self, layers: range) -> None:
+        """Drop all but some consecutive layers, and the ends that don't belong to them; names stay."""
+
+
+def usual_stages(schedule: str) -> int:
+    """Stages a rank where nobody says."""
+    return SEVERAL_STAGES.get(schedule, 1)
 
 
 def split_evenly(counts: list[int], parts: int) -> list[range]:
@@ -63,7 +78,7 @@ def nearest_counts(schedule: str, count: int, num_ranks: int) -> list[int]:
     return taken[max(0, place - 1) : place + 1]
 
 
-def predicted_bubble(schedule: str, num_microbatches: int, num_ranks: int, stages_per_rank: int = 1) -> float:
+def predicted_bubble(schedule: str, num_microbatches: int, num_ranks: int, stages_per_rank: int = 1) -> float | None:
     """The share of a step in which a rank idles, 0 ... 1, of stages that take equally long and send in no time.
 
     A rank works m micro-batches long and waits while the first one comes down to the last stage and the last one's
@@ -71,6 +86,9 @@ def predicted_bubble(schedule: str, num_microbatches: int, num_ranks: int, stage
     2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2). zero_bubble puts off the
     gradients of the weights, a third of the work, and fills two thirds of the wait with them (Qi et al. 2023, "Zero
     Bubble Pipeline Parallelism", ZB-H1).
+    None for the schedules of several stages with fewer micro-batches than ranks: too few to fill a round.
     """
+    if schedule in SEVERAL_STAGES and num_microbatches < num_ranks:
+        return None
     work = num_microbatches * stages_per_rank * (3 if schedule == "zero_bubble" else 1)
     return (num_ranks - 1) / (work + num_ranks - 1)

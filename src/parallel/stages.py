@@ -5,7 +5,7 @@ Importing this costs 2 s: torch's pipelining brings dynamo and inductor.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from src.parallel.clock import StepClock
+from src.parallel.pipeline import Cuttable
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -32,16 +33,6 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
-
-
-class Cuttable(Protocol):
-    """What a model carries so that it can be cut into stages."""
-
-    def layer_parameters(self) -> list[int]:
-        """Parameters of each layer, those of what comes before and after counted with the first and the last."""
-
-    def keep_layers(self, layers: range) -> None:
-        """Drop all but some consecutive layers, and the ends that don't belong to them; names stay."""
 
 
 def cut(model: nn.Module, layers: Sequence[range]) -> list[nn.Module]:

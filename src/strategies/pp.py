@@ -5,7 +5,7 @@ split over `tp` ranks; the ranks that are left are data parallel, and `sharding`
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,19 +18,18 @@ from src.parallel.clock import StepClock
 from src.parallel.data import data_parallel
 from src.parallel.draws import own_draws
 from src.parallel.pipeline import (
+    Cuttable,
     ScheduleName,
     predicted_bubble,
     split_at,
     split_evenly,
     stages_of_rank,
+    usual_stages,
 )
-from src.strategies import pipeline_problems
+from src.strategies import pp_problems
 from src.strategies.autograd import AutogradStrategy, average_buffers
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, Support
 from src.strategies.degrees import axis, data_axis, data_ranks
-
-if TYPE_CHECKING:
-    from src.parallel.stages import Cuttable
 
 
 class PipelineParallel(AutogradStrategy):
@@ -43,7 +42,7 @@ class PipelineParallel(AutogradStrategy):
     supports = Support(
         layout="cuts the layers into stages, and its data ranks hold copies or shards of theirs",
         sharding=frozenset({"none", "zero2", "zero3", "hybrid"}),
-        model_carries={"keep_layers": "how it is cut into stages", "layer_parameters": "what its layers weigh"},
+        model_carries={"keep_layers": "how it is cut into stages"},
     )
 
     def __init__(
@@ -65,11 +64,11 @@ class PipelineParallel(AutogradStrategy):
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
-        return pipeline_problems.problems(setting)
+        return pp_problems.problems(setting)
 
     @classmethod
     def model_problems(cls, model: nn.Module, setting: Setting) -> list[str]:
-        return pipeline_problems.model_problems(model, setting)
+        return pp_problems.model_problems(model, setting)
 
     def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:
         from src.parallel.stages import ForwardPass, training_schedule  # 2 s to import
@@ -102,7 +101,7 @@ class PipelineParallel(AutogradStrategy):
         """This rank's stages, in a list."""
         from src.parallel.stages import cut
 
-        counts = cast("Cuttable", model).layer_parameters()
+        counts = cast(Cuttable, model).layer_parameters()
         if self.split_points is None:
             layers = split_evenly(counts, self.num_stages)
         else:
@@ -184,9 +183,9 @@ class PipelineParallel(AutogradStrategy):
 
     def extra_metrics(self) -> dict[str, float]:
         found = super().extra_metrics()
-        found["bubble_predicted"] = predicted_bubble(
-            self.schedule_name, self.spec.accumulate, self.pp, self.stages_per_rank
-        )
+        predicted = predicted_bubble(self.schedule_name, self.spec.accumulate, self.pp, self.stages_per_rank)
+        if predicted is not None:
+            found["bubble_predicted"] = predicted
         if self.steps > 1:  # the first one also works out the shapes
             found["bubble"] = self.measured_bubble()
         return found
@@ -217,13 +216,6 @@ class PipelineParallel(AutogradStrategy):
         if sends:
             send_weights(whole, world_rank=0)
         return None
-
-
-def usual_stages(schedule: str) -> int:
-    """Stages a rank where nobody says."""
-    from src.parallel.pipeline import SEVERAL_STAGES
-
-    return SEVERAL_STAGES.get(schedule, 1)
 
 
 def padded(microbatches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:

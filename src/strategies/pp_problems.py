@@ -1,0 +1,126 @@
+"""What strategy=pp refuses, before anything is built: one line each, of choice, reason and remedy."""
+
+from itertools import pairwise
+from typing import cast
+
+from torch import nn
+
+from src.parallel.pipeline import (
+    SEVERAL_STAGES,
+    Cuttable,
+    nearest_counts,
+    takes_microbatches,
+    usual_stages,
+)
+from src.strategies.base import Setting, fused_sgd_problems
+from src.strategies.degrees import tensor_problems
+
+
+def problems(setting: Setting) -> list[str]:
+    """Without asking the model."""
+    pp, tp, schedule = degree(setting), tensor_degree(setting), schedule_name(setting)
+    found = []
+    if pp == 1:
+        found.append(
+            "strategy.pp=1 makes a pipeline of one stage, with nothing to cut. Use strategy.pp=2 or more,"
+            " strategy=tp to split the layers themselves, or strategy=ddp or strategy=fsdp."
+        )
+    elif not takes_microbatches(schedule, setting.accumulate, pp):
+        found.append(_count_problem(schedule, setting.accumulate, pp))
+    if setting.arguments.get("sequence_parallel", False) and tp == 1:
+        found.append(
+            "strategy.sequence_parallel=true splits sequences over strategy.tp ranks, and strategy.tp=1."
+            " Use strategy.tp=2 or more, or strategy.sequence_parallel=false."
+        )
+    level = setting.sharding.level
+    if schedule == "zero_bubble" and level in ("zero3", "hybrid"):
+        # torch 2.14 lists the weights whose gradients it puts off before backward has gathered them again.
+        found.append(
+            f"sharding={level} frees gathered weights between forward and backward, and strategy.schedule=zero_bubble"
+            " would leave out their gradients. Use sharding=zero2, or another schedule."
+        )
+    if setting.data_parallel_size > 1 or tp > 1 or setting.precision in ("bf16", "fp16"):
+        found += fused_sgd_problems(setting)
+    return found + _stage_problems(setting)
+
+
+def model_problems(model: nn.Module, setting: Setting) -> list[str]:
+    """Of a model that can be cut. model: on the meta device."""
+    layers, stages = len(cast(Cuttable, model).layer_parameters()), num_stages(setting)
+    points = setting.arguments.get("split_points")
+    found = []
+    if layers < stages:
+        found.append(
+            f"the model's {layers} layers are fewer than the {stages} stages of strategy.pp={degree(setting)} with"
+            f" {stages // degree(setting)} a rank. Use fewer stages, or a model of {stages} layers or more."
+        )
+    elif points and not all(1 <= point < layers for point in points):
+        found.append(
+            f"strategy.split_points={points} must lie between the model's {layers} layers;"
+            f" choose points from 1 to {layers - 1}."
+        )
+    if getattr(model, "tie_embeddings", False):
+        found.append(
+            "model.tie_embeddings=true shares one table between the first stage and the last, whose copies would drift"
+            " apart. Use model.tie_embeddings=false, or a strategy without stages."
+        )
+    tp = tensor_degree(setting)
+    if tp > 1 and not hasattr(model, "tensor_plan"):
+        found.append(
+            f"model {type(model).__name__} does not say how its layers are split (tensor_plan), which strategy.tp={tp}"
+            " needs. Use strategy.tp=1, or a model that does."
+        )
+    elif tp > 1:
+        found += tensor_problems(model, tp, setting.arguments.get("sequence_parallel", False), setting)
+    return found
+
+
+def _count_problem(schedule: str, count: int, pp: int) -> str:
+    reason = (
+        f"runs a micro-batch in each of strategy.pp={pp} stages at once"
+        if schedule == "1f1b"
+        else f"runs equal rounds of at least strategy.pp={pp} micro-batches"
+    )
+    near = f"{pp} or more" if count < pp else " or ".join(str(n) for n in nearest_counts(schedule, count, pp))
+    return (
+        f"trainer.accumulate={count} does not suit strategy.schedule={schedule}, which {reason}."
+        f" Use trainer.accumulate={near}, or strategy.schedule=gpipe."
+    )
+
+
+def _stage_problems(setting: Setting) -> list[str]:
+    schedule, several = schedule_name(setting), setting.arguments.get("stages_per_rank")
+    if several is not None and several < 1:
+        return [f"strategy.stages_per_rank={several} is no number of stages; choose 1 or more, or null."]
+    if several is not None and several > 1 and schedule not in SEVERAL_STAGES:
+        return [
+            f"strategy.stages_per_rank={several}: strategy.schedule={schedule} has one stage a rank."
+            " Use strategy.stages_per_rank=null, or strategy.schedule=interleaved_1f1b or zero_bubble."
+        ]
+    points, stages = setting.arguments.get("split_points"), num_stages(setting)
+    if points is None:
+        return []
+    if len(points) != stages - 1:
+        return [
+            f"strategy.split_points={points} makes {len(points) + 1} stage(s), but strategy.pp={degree(setting)} with"
+            f" {stages // degree(setting)} a rank has {stages}. Give {stages - 1} point(s), or null to split evenly."
+        ]
+    if any(first >= second for first, second in pairwise(points)):
+        return [f"strategy.split_points={points} must go up. Give {stages - 1} different points, in order."]
+    return []
+
+
+def degree(setting: Setting) -> int:
+    return int(setting.arguments.get("pp", 2))
+
+
+def tensor_degree(setting: Setting) -> int:
+    return int(setting.arguments.get("tp", 1))
+
+
+def schedule_name(setting: Setting) -> str:
+    return str(setting.arguments.get("schedule", "1f1b"))
+
+
+def num_stages(setting: Setting) -> int:
+    return degree(setting) * (setting.arguments.get("stages_per_rank") or usual_stages(schedule_name(setting)))
