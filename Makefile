@@ -21,8 +21,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-parity-table: $(VENV)/.installed-dev  ## measure the README's table of combinations and write it there
-	$(BIN)/python -m pytest tests/test_parity.py -m slow --write-parity-table
+parity-table: $(VENV)/.installed-dev  ## measure the README's tables of combinations and write them there
+	$(BIN)/python -m pytest tests/test_parity.py tests/test_products.py -m slow --write-parity-table
 
 benchmarks: $(VENV)/.installed-bench  ## what the README quotes; MNIST=<folder with the four files>
 	PYTHONPATH=. $(BIN)/python benchmarks/step_overhead.py

@@ -6,13 +6,13 @@ comes out of it (`make parity-table`).
 """
 
 import itertools
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.composing import Result, composed, run_in
+from tests.parity_table import check_table
 from tests.workers import Pool
 
 SHARDINGS = ["none", "zero1", "zero2", "zero3", "hybrid"]
@@ -49,8 +49,6 @@ LOSS_BAR = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 WEIGHT_BAR = 1e-4
 EPOCH_SAMPLES = 101
 STRATEGIES = list(SHARDS)
-
-README = Path(__file__).parent.parent / "README.md"
 
 
 def cell(strategy: str, sharding: str, precision: str, accumulate: int) -> list[str]:
@@ -117,7 +115,7 @@ def test_every_combination_equals_the_single_process_or_is_refused(
         result = run_in(pool, processes, tmp_path / str(number), *overrides)
         assert_equal(result, references[precision], precision, where)
         outcome[strategy, sharding, precision] = "equal"
-    check_table(render(outcome), write=pytestconfig.getoption("--write-parity-table"))
+    check_table("parity", render(outcome), write=pytestconfig.getoption("--write-parity-table"))
 
 
 def render(outcome: dict[tuple[str, str, str], str]) -> str:
@@ -130,17 +128,6 @@ def render(outcome: dict[tuple[str, str, str], str]) -> str:
             cells.append(", ".join(equal) or "-")
         lines.append(f"| `{strategy}` | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def check_table(table: str, write: bool) -> None:
-    """Hold the README's table against the one just measured, or write it there."""
-    text = README.read_text()
-    pattern = re.compile(r"(<!-- parity table -->\n).*?(<!-- end of parity table -->)", re.DOTALL)
-    assert pattern.search(text), "README.md has lost the markers of its parity table"
-    updated = pattern.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
-    if write:
-        README.write_text(updated)
-    assert updated == text or write, "README.md's parity table is out of date: run make parity-table"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp1"])
