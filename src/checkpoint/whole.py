@@ -1,0 +1,93 @@
+"""Which checkpoints in a folder are whole. Reads only, and no file that a manifest does not name."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from src.checkpoint.failures import CheckpointDamaged
+from src.checkpoint.manifest import SUFFIX, FileInfo, file_digest, read_manifest
+
+#: Names hold nothing that Hydra's command line or a shell would want quoted.
+STEP_NAME = re.compile(r"step_(\d{8,})")
+LAST, BEST = "last", "best"
+READERS = 4  # files whose digests are computed at once
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that a folder's name tells; None for a folder that is none of ours."""
+    match = STEP_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The folders named like checkpoints, newest first by number, whole or not. Empty where `folder` does not exist."""
+    if not folder.is_dir():
+        return []
+    steps = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()]
+    return [path for _, path in sorted(steps, reverse=True)]
+
+
+def check(checkpoint: Path, contents: bool = True) -> list[str]:
+    """What is wrong with a checkpoint, a sentence a fault; empty for a whole one.
+
+    contents: compare digests too, which reads every byte; without, only sizes.
+    """
+    try:
+        manifest = read_manifest(checkpoint)
+    except CheckpointDamaged as error:
+        return [str(error)]
+    problems = []
+    named = step_of(checkpoint.name)
+    if named is not None and named != manifest.step:
+        problems.append(f"{checkpoint} has been renamed: its manifest is of step {manifest.step}.")
+    if more := sorted(path.name for path in checkpoint.glob(f"*{SUFFIX}") if path.name not in manifest.files):
+        problems.append(f"{checkpoint / more[0]} is not in the manifest; somebody else put it there.")
+    with ThreadPoolExecutor(READERS) as readers:
+        found = readers.map(
+            lambda name: _file_problem(checkpoint / name, manifest.files[name], contents), manifest.files
+        )
+        return problems + [problem for problem in found if problem]
+
+
+def _file_problem(path: Path, info: FileInfo, contents: bool) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing."
+    size = path.stat().st_size
+    if size != info.bytes:
+        return f"{path} is {'truncated' if size < info.bytes else 'too long'}: it has {size} of {info.bytes} bytes."
+    if contents and file_digest(path) != info.digest:
+        return f"{path} has changed since it was written: its digest differs from the manifest's."
+    return None
+
+
+def whole_checkpoints(folder: Path, contents: bool = False) -> list[Path]:
+    """The whole checkpoints of a folder, newest first by number. contents: as in `check`."""
+    return [path for path in checkpoints(folder) if not check(path, contents)]
+
+
+def newest_whole(folder: Path, contents: bool = True) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, None where there is none, and what is wrong with each newer one.
+
+    The pointer `last` is not asked: a run that was killed between publishing and pointing has a newer one.
+    """
+    words: list[str] = []
+    for path in checkpoints(folder):
+        problems = check(path, contents)
+        if not problems:
+            return path, words
+        words += problems
+    return None, words
+
+
+def pointed(folder: Path, pointer: str) -> Path | None:
+    """The checkpoint that the file `last` or `best` names; None where there is no such file, or no such checkpoint."""
+    path = folder / pointer
+    if not path.is_file():
+        return None
+    name = path.read_text(errors="replace").strip()
+    target = folder / name
+    return target if step_of(name) is not None and target.is_dir() else None
