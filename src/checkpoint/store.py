@@ -57,7 +57,8 @@ class Store:
         taken to be equal on all ranks that give its name, once. Ranks may give different names.
         state: plain values (`manifest.plain`); rank 0's are written.
         asynchronous: return when the values of now are copied; the rest happens in the background. An error in it is
-        raised by the next call, on every rank. One save at a time: this one waits for the one before.
+        raised by the next call, on every rank; only what can't be written at all is refused at once. One save at a
+        time: this one waits for the one before.
         Raises CheckpointFailed, on every rank; then the checkpoint before and the pointers are as they were.
         """
         self.wait()
@@ -107,7 +108,7 @@ class Store:
         left, _ = newest_whole(self.shelf.folder, contents=False)
         there = f"The last whole one there is {left.name}." if left else "There is no whole one yet."
         return CheckpointFailed(
-            f"The checkpoint of step {step} was not written to {self.shelf.folder}: {reason}. {there}"
+            f"The checkpoint of step {step} was not written to {self.shelf.folder}: {reason.rstrip('.')}. {there}"
         )
 
     def _on_rank_0(self, function: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from src.checkpoint.failures import CheckpointDamaged
 from src.checkpoint.manifest import SUFFIX, FileInfo, file_digest, read_manifest
 
 #: Names hold nothing that Hydra's command line or a shell would want quoted.
-STEP_NAME = re.compile(r"step_(\d{8,})")
+STEP_NAME = re.compile(r"step_([0-9]{8,})")
 LAST, BEST = "last", "best"
 READERS = 4  # files whose digests are computed at once
 
@@ -20,7 +20,8 @@ def step_name(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step that a folder's name tells; None for a folder that is none of ours."""
     match = STEP_NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    step = int(match[1]) if match else None
+    return step if step is not None and step_name(step) == name else None
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -56,11 +57,14 @@ def check(checkpoint: Path, contents: bool = True) -> list[str]:
 def _file_problem(path: Path, info: FileInfo, contents: bool) -> str | None:
     if not path.is_file():
         return f"{path} is missing."
-    size = path.stat().st_size
-    if size != info.bytes:
-        return f"{path} is {'truncated' if size < info.bytes else 'too long'}: it has {size} of {info.bytes} bytes."
-    if contents and file_digest(path) != info.digest:
-        return f"{path} has changed since it was written: its digest differs from the manifest's."
+    try:
+        size = path.stat().st_size
+        if size != info.bytes:
+            return f"{path} is {'truncated' if size < info.bytes else 'too long'}: it has {size} of {info.bytes} bytes."
+        if contents and file_digest(path) != info.digest:
+            return f"{path} has changed since it was written: its digest differs from the manifest's."
+    except OSError as error:  # a disk with a bad spot; another checkpoint may be sound
+        return f"{path} can't be read: {error}."
     return None
 
 

@@ -99,13 +99,10 @@ class Writer(HuggingFaceStorageWriter):  # type: ignore[misc]
     def _write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         tensors: dict[str, Tensor] = {}
         places: dict[str, Any] = {}
-        addresses: set[int] = set()
+        spans: dict[int, list[range]] = {}
         for item in items:
             tensor = (resolve(item, planner) if self.buffers is None else self.buffers[item]).cpu().contiguous()
-            if tensor.numel() and tensor.data_ptr() in addresses:  # two names for one tensor; safetensors refuses that
-                tensor = tensor.clone()
-            addresses.add(tensor.data_ptr())
-            tensors[item.index.fqn] = tensor
+            tensors[item.index.fqn] = _unshared(tensor, spans)
             places[item.index.fqn] = {SAVED_OFFSETS_KEY: list(_chunk(item).offsets)}
         path = Path(self.path) / name
         path.touch()
@@ -131,6 +128,19 @@ class Writer(HuggingFaceStorageWriter):  # type: ignore[misc]
                 dtype = str(whole.properties.dtype).removeprefix("torch.")
                 tensors[tensor_name] = TensorInfo(tuple(whole.size), dtype)
             self.shelf.publish(Manifest(self.shelf.run, self.step, tensors, files, self.state), self.best)
+
+
+def _unshared(tensor: Tensor, spans: dict[int, list[range]]) -> Tensor:
+    """`tensor`, or a copy where it lies in the memory of an earlier one (tied weights): safetensors refuses those.
+
+    tensor: contiguous. spans: the addresses of the earlier ones by storage; this one's are added.
+    """
+    span = range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+    earlier = spans.setdefault(tensor.untyped_storage().data_ptr(), [])
+    if any(span.start < other.stop and other.start < span.stop for other in earlier):
+        return tensor.clone()
+    earlier.append(span)
+    return tensor
 
 
 def _bounded(items: list[WriteItem]) -> Iterator[list[WriteItem]]:

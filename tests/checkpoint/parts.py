@@ -126,12 +126,14 @@ def save_of_wrapped_layers(world: World, folder: Path, weight: Tensor, loading: 
 
 
 def failure(world: World, folder: Path, step: int, num_elements: int) -> str:
-    """What a save that fails says; the same store then must have left nothing behind."""
+    """What a save of so many float32 a rank says if it fails, else nothing."""
     store = Store(folder, RUN)
     try:
         store.save(step, {f"rank{world.world_rank}": torch.ones(num_elements)}, {})
     except CheckpointFailed as error:
         return str(error)
+    finally:
+        store.close()
     return ""
 
 

@@ -27,7 +27,9 @@ def test_one_process_without_a_process_group_loads_too(pool: Pool, tmp_path: Pat
     assert all(torch.equal(tensor, parts.whole()[name]) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("num_rows", [8, 6, 3])  # 6: 3 rows a tensor rank, then 2 and 1; 3: 2 and 1, then 1 and 1, 1 and 0
+@pytest.mark.parametrize(
+    "num_rows", [8, 6, 3]
+)  # 6: 3 rows a tensor rank, then 2 and 1; 3: 2 and 1, then 1 and 1, 1 and 0
 def test_rows_that_are_cut_twice_over_come_back_in_order(num_rows: int, pool: Pool, tmp_path: Path) -> None:
     weight = parts.counted(num_rows, 2)
     pool.run(4, parts.save_of_wrapped_layers, tmp_path, weight, False)

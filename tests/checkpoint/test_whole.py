@@ -66,6 +66,22 @@ def test_a_damaged_newest_one_is_named_and_the_one_before_is_found(
     assert str(newest(folder) if "no checkpoint" in words else newest(folder) / file) in problem
 
 
+def test_a_disk_that_can_not_read_a_file_is_no_reason_to_stop_looking(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = file_digest
+
+    def broken(path: Path) -> str:
+        if path.parent == newest(folder):
+            raise OSError(5, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr("src.checkpoint.whole.file_digest", broken)
+    found, problems = newest_whole(folder)
+    assert found == folder / "step_00000009"
+    assert problems[0] == f"{newest(folder) / SHARD} can't be read: [Errno 5] Input/output error."
+
+
 def test_sizes_are_told_of_a_truncated_file(folder: Path) -> None:
     size = (newest(folder) / SHARD).stat().st_size
     truncate(newest(folder) / SHARD)
@@ -77,6 +93,7 @@ def test_whole_ones_are_listed_newest_first_by_number(folder: Path) -> None:
     (folder / ".tests-1.saving.step_00000011").mkdir()
     (folder / "step_00000012").touch()
     (folder / "step_00000013").mkdir()
+    (folder / "step_000000014").mkdir()  # a digit too many
     assert whole_checkpoints(folder) == [newest(folder)]
     assert whole_checkpoints(folder / "nowhere") == []
     assert newest_whole(folder / "nowhere") == (None, [])
