@@ -67,10 +67,16 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def save(
-    world: World, folder: Path, steps: list[int], keep: int | None = None, best: int | None = None, run: str = RUN
+    world: World,
+    folder: Path,
+    steps: list[int],
+    keep: int | None = None,
+    best: int | None = None,
+    run: str = RUN,
+    only: list[str] | None = None,
 ) -> None:
     store = Store(folder, run, keep)
-    tensors = parts(world, whole())
+    tensors = parts(world, {name: tensor for name, tensor in whole().items() if only is None or name in only})
     for step in steps:
         store.save(step, tensors, STATE, best=step == best)
     store.close()

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from src.checkpoint.failures import CheckpointDamaged
 from src.checkpoint.loading import load
-from src.checkpoint.manifest import read_manifest
+from src.checkpoint.manifest import MANIFEST, read_manifest
 from tests.checkpoint import parts
 from tests.workers import Pool
 
@@ -81,3 +82,20 @@ def test_a_file_that_is_gone_leaves_no_holes(pool: Pool, tmp_path: Path) -> None
     (tmp_path / "step_00000005" / "shard-00002-00001.safetensors").unlink()
     with pytest.raises(CheckpointDamaged, match=r"shard-00002-00001\.safetensors"):
         load(tmp_path / "step_00000005", parts.whole())
+
+
+def test_a_manifest_that_forgets_a_file_leaves_no_holes(pool: Pool, tmp_path: Path) -> None:
+    pool.run(4, parts.save, tmp_path, [5], None, None, parts.RUN, ["rows.weight"])
+    manifest = read_manifest(tmp_path / "step_00000005")
+    del manifest.files["shard-00002-00001.safetensors"]  # rows 2 and 3 of 7
+    (tmp_path / "step_00000005" / MANIFEST).write_text(manifest.to_text())
+    with pytest.raises(CheckpointDamaged, match=r"does not hold all of rows\.weight"):
+        load(tmp_path / "step_00000005", {"rows.weight": torch.zeros(7, 3)})
+
+
+def test_a_file_that_somebody_put_there_is_not_read(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, parts.save, tmp_path, [5])
+    save_file({"plain.weight": torch.zeros(4)}, tmp_path / "step_00000005" / "a.safetensors")
+    tensors = {"plain.weight": torch.zeros(4)}
+    load(tmp_path / "step_00000005", tensors, leave=("",))
+    assert torch.equal(tensors["plain.weight"], parts.whole()["plain.weight"])

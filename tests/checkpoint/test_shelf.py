@@ -25,8 +25,10 @@ def names(folder: Path) -> list[str]:
 def test_the_newest_by_number_are_kept(tmp_path: Path) -> None:
     publish(tmp_path, 9, 10, 11, 12, keep=3)
     assert names(tmp_path) == ["last", *map(step_name, (10, 11, 12))]
-    publish(tmp_path, 99, 100, 100_000_000, keep=3)  # nine digits sort before eight as text
-    assert names(tmp_path) == ["last", *sorted(map(step_name, (99, 100, 100_000_000)))]
+    publish(tmp_path, 99, 100, keep=3)
+    assert names(tmp_path) == ["last", *map(step_name, (12, 99, 100))]
+    publish(tmp_path, 99_999_999, 100_000_000, keep=1)  # as text, the later one comes first
+    assert names(tmp_path) == ["last", step_name(100_000_000)]
 
 
 def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
