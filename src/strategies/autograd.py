@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from src.batch import MicroBatch
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
-from src.strategies.base import Axis, BuildSpec, OptimizerFactory, StepReport, Strategy
+from src.strategies import state as states
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, State, StepReport, Strategy
 from src.world import World
 
 
@@ -120,8 +121,7 @@ class AutogradStrategy(Strategy):
             # schedule must not advance on a skipped step.
             before, self.scale = self.scale, self.scaler.get_scale()
             skipped = self.scale < before
-        for parameter in self.trained:
-            parameter.grad = None
+        self.discard()
         return StepReport(norm, skipped)
 
     def clip(self, max_norm: float) -> Tensor:
@@ -150,6 +150,35 @@ class AutogradStrategy(Strategy):
     def weights(self) -> dict[str, Tensor] | None:
         average_buffers(self.model, self.data)
         return whole_weights(self.model) if self.spec.world.is_main else None
+
+    def bare_modules(self) -> list[nn.Module]:
+        """What is inside the engine's wrapper: the model under its own names, or this rank's parts of it."""
+        return [self.model]
+
+    def state(self) -> State:
+        average_buffers(self.model, self.data)
+        tensors, plain = self.take_state()
+        if self.scaler is not None:
+            plain["scaler"] = states.scaler_state(self.scaler)
+        return State(tensors, plain)
+
+    def load_state(self, state: State) -> None:
+        self.put_back_state(state)
+        if self.scaler is not None and "scaler" in state.plain:
+            states.put_back_scaler(state.plain["scaler"], self.scaler)
+            self.scale = self.scaler.get_scale()
+
+    def take_state(self) -> State:
+        """`state` of model and optimizer alone."""
+        return states.take(self.bare_modules(), self.optimizer)
+
+    def put_back_state(self, state: State) -> None:
+        """`load_state` of model and optimizer alone."""
+        states.put_back(state, self.bare_modules(), self.optimizer)
+
+    def discard(self) -> None:
+        for parameter in self.trained:
+            parameter.grad = None
 
 
 def average_buffers(model: nn.Module, axis: Axis) -> None:

@@ -30,18 +30,6 @@ class Axis:
     size: int = 1
     group: dist.ProcessGroup | None = None
 
-    def state(self) -> "State":
-        """What a run needs to go on, whatever strategy and world goes on with it. Collective."""
-        raise NotImplementedError(f"{type(self).__name__} can't be saved yet")
-
-    def load_state(self, state: "State") -> None:
-        """Take back what `state()` of this very strategy gave, its tensors filled from a checkpoint. Collective."""
-        raise NotImplementedError(f"{type(self).__name__} can't be resumed yet")
-
-    def discard(self) -> None:
-        """Instead of optimizer_step: forget the gradients, change nothing. Every rank calls it, or none."""
-        raise NotImplementedError(f"{type(self).__name__} can't skip a step yet")
-
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over the axis, in place; the same value on every member."""
         if self.size > 1:
@@ -59,11 +47,13 @@ class StepReport(NamedTuple):
 class State(NamedTuple):
     """Of a run under any strategy, by the bare model's names.
 
-    tensors: "model.<name>" for weights and buffers (weights in fp32 whatever the precision), "optimizer.<name>.<slot>"
-    for the optimizer's ("exp_avg", "momentum_buffer" ...); each whole and the same on all ranks that have it, or a
-    DTensor that is split over them. A rank may lack what others have (stages). Filling them in place may or may not
-    reach the strategy: `load_state` makes sure. plain: JSON's types only: {"steps": {name: optimizer steps taken},
-    "scaler": {...} where there is one}.
+    tensors: "model.<name>" for weights and persistent buffers (weights in fp32 whatever the precision),
+    "optimizer.<name>.<slot>" for the optimizer's ("exp_avg", "momentum_buffer" ...), zeros before its first step; each
+    whole and the same on all ranks that have it, or a DTensor that is split over them. Of shape (1,) where the model's
+    has no dim. A rank may lack what others have (stages). Filling them in place may or may not reach the strategy:
+    `load_state` makes sure. Learning rates and the like are no state: they are today's configuration's.
+    plain: JSON's types only, of the whole model on every rank: {"steps": {name: optimizer steps taken, of parameters
+    whose optimizer counts them, or that never took one}, "scaler": {"scale", "growth_tracker" ...} where there is one}.
     """
 
     tensors: dict[str, Tensor]
@@ -176,17 +166,24 @@ class Strategy(ABC):
     def weights(self) -> dict[str, Tensor] | None:
         """The whole model's weights and buffers on the CPU, under the bare model's names; None but on world rank 0."""
 
-    def state(self) -> "State":
-        """What a run needs to go on, whatever strategy and world goes on with it. Collective."""
-        raise NotImplementedError(f"{type(self).__name__} can't be saved yet")
+    @abstractmethod
+    def state(self) -> State:
+        """What a run needs to go on, whatever strategy and world goes on with it. Collective.
 
-    def load_state(self, state: "State") -> None:
-        """Take back what `state()` of this very strategy gave, its tensors filled from a checkpoint. Collective."""
-        raise NotImplementedError(f"{type(self).__name__} can't be resumed yet")
+        Between steps. Its tensors may be the live ones, so they hold until the next step. As an evaluation does, it
+        makes buffers equal on all ranks.
+        """
 
+    @abstractmethod
+    def load_state(self, state: State) -> None:
+        """Take back what `state()` of this very strategy gave, its tensors filled from a checkpoint. Collective.
+
+        plain: as the saving run's `state()` gave it, whatever its strategy.
+        """
+
+    @abstractmethod
     def discard(self) -> None:
         """Instead of optimizer_step: forget the gradients, change nothing. Every rank calls it, or none."""
-        raise NotImplementedError(f"{type(self).__name__} can't skip a step yet")
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum of what the ranks hold of the loss, in place; the same value on every rank.

@@ -84,3 +84,6 @@ class DDP(AutogradStrategy):
     def weights(self) -> dict[str, Tensor] | None:
         average_buffers(self.model, self.data)
         return whole_weights(self.model.module) if self.spec.world.is_main else None
+
+    def bare_modules(self) -> list[nn.Module]:
+        return [self.model.module]

@@ -8,18 +8,23 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from src.batch import MicroBatch
 from src.logs import ONLY_IN_RANK_LOG
+from src.mesh import make_mesh
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
+from src.sharding import Sharding
+from src.strategies import state as states
 from src.strategies.autograd import average_buffers
-from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, StepReport, Strategy, Support
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, State, StepReport, Strategy, Support
 from src.strategies.deepspeed_config import Given, contradictions, engine_config
-from src.strategies.deepspeed_engine import start_engine, whole_parameter
+from src.strategies.deepspeed_engine import forget_gradients, start_engine, whole_parameter
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +188,35 @@ class DeepSpeed(Strategy):
             if self.spec.world.is_main:
                 whole[name] = full.detach().to("cpu", self.dtypes[name], copy=True).contiguous()
         return whole if self.spec.world.is_main else None
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """All ranks on one axis, for what a checkpoint takes from a partitioned engine."""
+        return make_mesh(self.spec.world, Sharding("zero3"))
+
+    def state(self) -> State:
+        average_buffers(self.engine.module, self.data)
+        if self.stage > 0:
+            from src.strategies.deepspeed_state import take  # imports DTensor, 1 s
+
+            return take(self.engine, self.dtypes, self.mesh)
+        taken = states.take([self.engine.module], self.optimizer)
+        if self.scaler is not None:
+            taken.plain["scaler"] = states.scaler_state(self.scaler)
+        return taken
+
+    def load_state(self, state: State) -> None:
+        if self.stage > 0:
+            from src.strategies.deepspeed_state import put_back
+
+            put_back(state, self.engine)
+            return
+        states.put_back(state, [self.engine.module], self.optimizer)
+        if self.scaler is not None and "scaler" in state.plain:
+            states.put_back_scaler(state.plain["scaler"], self.scaler)
+
+    def discard(self) -> None:
+        forget_gradients(self.engine)
 
     def close(self) -> None:
         self.undo.close()

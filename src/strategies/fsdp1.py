@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from src.mesh import make_mesh
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
-from src.strategies.base import BuildSpec, Setting, Support
+from src.strategies.base import BuildSpec, Setting, State, Support
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -87,3 +87,13 @@ class FSDP1(AutogradStrategy):
     def weights(self) -> dict[str, Tensor] | None:
         average_buffers(self.model, self.data)
         return gathered_weights(self.model, self.spec.world)
+
+    def take_state(self) -> State:
+        from src.strategies.fsdp1_state import take
+
+        return take(cast("FullyShardedDataParallel", self.model), self.optimizer)
+
+    def put_back_state(self, state: State) -> None:
+        from src.strategies.fsdp1_state import put_back
+
+        put_back(state, cast("FullyShardedDataParallel", self.model), self.optimizer)

@@ -28,7 +28,7 @@ from src.parallel.pipeline import (
 )
 from src.strategies import pp_problems
 from src.strategies.autograd import AutogradStrategy, average_buffers
-from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, Support
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, State, Support
 from src.strategies.degrees import axis, data_axis, data_ranks
 
 
@@ -216,6 +216,15 @@ class PipelineParallel(AutogradStrategy):
         if sends:
             send_weights(whole, world_rank=0)
         return None
+
+    def bare_modules(self) -> list[nn.Module]:
+        return list(cast(nn.ModuleList, self.model))
+
+    def take_state(self) -> State:
+        tensors, plain = super().take_state()
+        steps: list[Any] = [None] * self.pp  # of every stage; their tensors stay where they are
+        dist.all_gather_object(steps, plain["steps"], group=self.pipeline.group)
+        return State(tensors, {"steps": {name: count for stage in steps for name, count in stage.items()}})
 
 
 def padded(microbatches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
