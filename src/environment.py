@@ -57,3 +57,8 @@ def torchrun_ranks() -> Ranks | None:
             f" LOCAL_WORLD_SIZE={ranks.local_size} in the environment can't be. Start with torchrun, or unset them."
         )
     return ranks
+
+
+def restart_count() -> int:
+    """How often the ranks of this run have been started again after a failure, by torchrun or by our own parent."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if "RANK" in os.environ else 0

@@ -18,10 +18,12 @@ from src.batch import BatchSizes
 from src.checks.setting import batch_sizes, strategy_name
 from src.data.base import Data
 from src.errors import Interrupted
+from src.heartbeat import Heartbeat
 from src.memory import keep_freed_memory
 from src.precision import Precision, cpu_has_native_bf16
 from src.schedule import Schedule
 from src.sharding import Sharding
+from src.stopping import StopRequest
 from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
 from src.tracking.base import RunInfo
 from src.tracking.naming import run_name, run_tags
@@ -50,7 +52,14 @@ class Experiment:
     reporter: SilentReporter
 
 
-def run(config: dict[str, Any], run_dir: Path, info: dict[str, Any], world: World) -> None:
+def run(
+    config: dict[str, Any],
+    run_dir: Path,
+    info: dict[str, Any],
+    world: World,
+    stop: StopRequest | None = None,
+    heart: Heartbeat | None = None,
+) -> None:
     """Build the experiment and run its task. Collective over `world`, whose process group must exist."""
     apply_numerics(config, world)
     if world.device.type == "cpu":

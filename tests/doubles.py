@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from src.batch import MicroBatch, Request
 from src.data.base import Source
 from src.data.digits import Digits
+from src.environment import restart_count
 from src.models.mlp import MLP
 
 
@@ -40,22 +41,34 @@ def act(name: str, seconds: float) -> None:
         time.sleep(seconds)
     if name == "sleep":
         time.sleep(seconds)
+    if name == "hold_the_lock":  # in C code that lets no other thread run Python
+        sum(range(10**13))
 
 
 class MisbehavingDigits(Digits):
     """Digits whose stream does `what` on rank `on_rank` before it hands out micro-batch number `at` (from 1).
 
-    None as rank: on all. With one micro-batch a step that is the step's number.
+    None as rank: on all. With one micro-batch a step that is the step's number. restarts: the last restart of the
+    ranks that it still does so after; None: always.
     """
 
-    def __init__(self, what: str, on_rank: int | None = 1, at: int = 2, seconds: float = 120, **digits: Any) -> None:
+    def __init__(
+        self,
+        what: str,
+        on_rank: int | None = 1,
+        at: int = 2,
+        seconds: float = 120,
+        restarts: int | None = None,
+        **digits: Any,
+    ) -> None:
         super().__init__(**digits)
-        self.what, self.on_rank, self.at, self.seconds = what, on_rank, at, seconds
+        self.what, self.on_rank, self.at, self.seconds, self.restarts = what, on_rank, at, seconds, restarts
 
     def load(self, device: torch.device, seed: int, **place: int) -> tuple[Source, Source]:
         train, test = super().load(device, seed, **place)
         rank = int(os.environ.get("RANK", "0"))
-        if self.on_rank is None or rank == self.on_rank:
+        is_over = self.restarts is not None and restart_count() > self.restarts
+        if (self.on_rank is None or rank == self.on_rank) and not is_over:
             return MisbehavingSource(train, self.what, self.at, self.seconds), test
         return train, test
 

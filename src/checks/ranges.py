@@ -15,7 +15,6 @@ NOT_YET = {
     "checkpoint.async": False,
     "checkpoint.monitor": None,
     "checkpoint.resume": None,
-    "launch.max_restarts": 0,
     "trainer.activation_checkpointing": "none",
     "trainer.compile": False,
 }
@@ -54,6 +53,8 @@ def range_problems(config: dict[str, Any]) -> list[str]:
         )
     if not 0 <= config["seed"] < 2**32:
         found.append(f"seed={config['seed']} is out of range; choose 0 to {2**32 - 1}.")
+    if config["launch"]["max_restarts"] < 0:
+        found.append(f"launch.max_restarts={config['launch']['max_restarts']} is negative; choose 0 or more.")
     if at(config, "data.num_workers") is not None and at(config, "data.num_workers") < 0:
         found.append(f"data.num_workers={at(config, 'data.num_workers')} is negative; choose 0 or more, or null.")
     for key, known in (("sharding.level", LEVELS), ("sharding.offload", OFFLOADS), ("precision.name", PRECISIONS)):

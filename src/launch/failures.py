@@ -21,6 +21,11 @@ from src.tracking.files import write_summary
 
 #: What gloo, NCCL and the store say when another process has gone.
 LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|remote process exited|communicator was aborted", re.I)
+#: What they, and our own heartbeat, say when another process does not come.
+WAITED = re.compile(
+    r"waiting for another rank|Timed out waiting|wait timeout after|timeout caused pair closure|operation timeout", re.I
+)
+HUNG = "Hung: "  # how a heartbeat's own record begins
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,15 @@ def record_failure(error: BaseException, world_rank: int) -> Failure:
     return failure
 
 
+def follows_another(message: str) -> bool:
+    """Whether a rank's own words tell of another rank's end, or of its not coming."""
+    return bool(LOST_PEER.search(message) or WAITED.search(message))
+
+
+def tells_of_a_hang(message: str) -> bool:
+    return message.startswith(HUNG) or bool(WAITED.search(message))
+
+
 def read_records(folder: Path) -> list[Failure]:
     """The records that ranks left below `folder`; elastic's own, where one failed before it could write ours."""
     found = []
@@ -77,10 +91,11 @@ def read_records(folder: Path) -> list[Failure]:
     return found
 
 
-def first_cause(deaths: Iterable[Death], records: Iterable[Failure]) -> Failure:
+def first_cause(deaths: Iterable[Death], records: Iterable[Failure], mute: Iterable[int] = ()) -> Failure:
     """The failure that the others followed from: the earliest, but for those that tell of a peer's end.
 
-    deaths: of the ranks that were gone when the agent first noticed one, before it stopped the others.
+    deaths: of the ranks that were gone when the agent first noticed one, before it stopped the others. mute: the
+    ranks that then went on without a word while the others had waited in vain.
     """
     records = list(records)
     told = {record.world_rank for record in records}
@@ -90,11 +105,13 @@ def first_cause(deaths: Iterable[Death], records: Iterable[Failure]) -> Failure:
     # NCCL's watchdog aborts a rank whose peers are gone, so that end may be a victim's too.
     aborted = {death.world_rank for death in silent if death.exit_code == -signal.SIGABRT}
 
+    hung = [Failure(world_rank, f"{HUNG}the others waited for it in vain", 0.0) for world_rank in mute]
+
     def suspicion(failure: Failure) -> tuple[int, float]:
-        follows = 2 if LOST_PEER.search(failure.message) else 1 if failure.world_rank in aborted else 0
+        follows = 2 if follows_another(failure.message) else 1 if failure.world_rank in aborted else 0
         return follows, failure.time
 
-    return min(silent_failures + records, key=suspicion)
+    return min(silent_failures + records + hung, key=suspicion)
 
 
 def how_it_ended(exit_code: int) -> str:

@@ -6,8 +6,10 @@ The parent composes, checks and fetches data; ranks get the plain resolved confi
 import json
 import logging
 import os
+import sys
 import tempfile
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from src.checks.setting import device_type, num_ranks
 from src.environment import Ranks, torchrun_ranks
 from src.errors import Failed, Interrupted, Refused
-from src.launch.failures import describe, first_cause, mark_summary, read_records
+from src.launch.failures import Failure, describe, follows_another, mark_summary
 from src.launch.rank import meet, rank_entry, run_rank
-from src.launch.signals import kept_handlers, stop_signals
+from src.launch.signals import interrupts
 from src.logs import add_to_train_log, rank_log
 from src.world import World
 
@@ -66,7 +68,7 @@ def launch_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in
             return store
 
         run_rank(config, run_dir, info, World.of(ranks, device), greet)
-    elif (nproc := num_ranks(config)) == 1 and in_place:
+    elif (nproc := num_ranks(config)) == 1 and in_place and config["launch"]["max_restarts"] == 0:
         run_rank(config, run_dir, info, World.of(Ranks(0, 1, 0, 1), device), HashStore)
     else:
         start_ranks(config, run_dir, info, device, nproc)
@@ -93,8 +95,11 @@ def follow() -> None:
 
 
 def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], device: str, nproc: int) -> None:
-    """`nproc` processes under an elastic agent in this one; returns when all have ended well."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    """`nproc` processes under an elastic agent in this one; returns when all have ended well.
+
+    Raises Failed when they have failed and may not be started again, Interrupted when a stop signal ended them.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
     from src.launch.agent import Agent
@@ -102,7 +107,7 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
     # Its formatter imports torch._dynamo on every failure, and prints what `first_cause` says better.
     for name in ("", ".multiprocessing.api", ".agent.server.api"):  # torch gives these levels of their own
         logging.getLogger(f"torch.distributed.elastic{name}").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="shardlab-") as records, kept_handlers():
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as records, interrupts() as stop, stop.deferred():
         launch_config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -111,27 +116,50 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",  # a free port
             local_addr="127.0.0.1",  # a host name that does not resolve would hang
-            max_restarts=0,
+            max_restarts=config["launch"]["max_restarts"],
             # A forked rank inherits the imports (seconds saved); but no process that has so much as asked the CUDA
             # driver whether there is a GPU can be forked to use one, and some of torch's imports ask.
             start_method="fork" if device == "cpu" and not cuda_is_initialized() else "spawn",
             logs_specs=DefaultLogsSpecs(log_dir=records),
-            signals_to_handle=",".join(number.name for number in stop_signals()),
+            signals_to_handle="",  # `interrupts` does, and tells one wish said twice from two
         )
-        agent = Agent(launch_config, rank_entry, (config, str(run_dir), info, device, os.getpid()))
+        arguments = (config, str(run_dir), info, device, os.getpid())
+        agent = Agent(launch_config, rank_entry, arguments, stop, Path(records), restart_teller(config, run_dir))
         try:
             if agent.succeeds():
                 return
-        except SignalException as error:
-            interrupted = Interrupted(int(error.sigval))
+        except Interrupted as hurried:
+            mark(run_dir, "interrupted", str(hurried))
+            raise
+        if agent.stopped_by is not None and all(follows_another(record.message) for record in agent.records()):
             # Rank 0 may have lost its peers before the signal reached it, and say that it failed.
-            with suppress(OSError):  # a full disk does not change what stopped the run
-                mark_summary(run_dir, "interrupted", str(interrupted))
-            raise interrupted from None
-        failure = first_cause(agent.deaths, read_records(Path(records)))
-        with suppress(OSError):  # as above
-            mark_summary(run_dir, "failed", f"rank {failure.world_rank}: {failure.message}")
+            interrupted = Interrupted(agent.stopped_by)
+            mark(run_dir, "interrupted", str(interrupted))
+            raise interrupted
+        failure = agent.cause()
+        mark(run_dir, "failed", f"rank {failure.world_rank}: {failure.message}")
         raise Failed(describe(failure, rank_log(run_dir, failure.world_rank)), failure.details)
+
+
+def mark(run_dir: Path, status: str, error: str) -> None:
+    """summary.json, as far as there is room for it: a full disk does not change how the run ended."""
+    with suppress(OSError):
+        mark_summary(run_dir, status, error)
+
+
+def restart_teller(config: dict[str, Any], run_dir: Path) -> Callable[[Failure, int], None]:
+    """A function that says on the terminal and in train.log what the ranks failed of and that they start again."""
+
+    def tell(failure: Failure, restart: int) -> None:
+        line = (
+            f"rank {failure.world_rank} failed: {failure.message}; starting all ranks again,"
+            f" restart {restart} of launch.max_restarts={config['launch']['max_restarts']}"
+        )
+        print(f"{failure.details}shardlab: {line}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            add_to_train_log(run_dir, line)
+
+    return tell
 
 
 def cuda_is_initialized() -> bool:

@@ -52,6 +52,18 @@ def test_a_record_from_before_a_silent_death_is_its_cause() -> None:
     assert cause.message == "ValueError: first"
 
 
+def test_a_rank_that_waited_in_vain_is_never_the_cause_while_another_hung() -> None:
+    waited = record(0, "Hung: no progress for 5 s, waiting for another rank in wait (work.py:7)", 1.0)
+    hung = record(1, "Hung: no progress for 5 s, in read (files.py:3)", 1.1)
+    assert first_cause([death(0, 1, 1.0)], [waited, hung]).world_rank == 1
+
+
+def test_a_rank_that_others_waited_for_in_vain_and_that_says_nothing_is_the_cause() -> None:
+    waited = record(0, "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation", 1.0)
+    cause = first_cause([death(0, 1, 1.0)], [waited], mute=[1])
+    assert (cause.world_rank, cause.message) == (1, "Hung: the others waited for it in vain")
+
+
 def test_an_abort_is_a_victims_where_another_reason_is_known() -> None:
     # NCCL's watchdog aborts a rank that lost its peers.
     deaths = [death(0, -signal.SIGABRT, 1.0), death(1, 1, 1.0)]
@@ -103,7 +115,6 @@ WAYS_TO_FAIL = {
     "SIGKILL": (1, "killed by SIGKILL (often the system, out of memory)"),
     "SIGSEGV": (1, "killed by SIGSEGV"),
     "abort": (1, "killed by SIGABRT"),
-    "SIGTERM": (1, "stopped by SIGTERM"),
     "sys_exit": (1, "left by sys.exit(0) in the middle of the run"),
     "os_exit_0": (0, "left with exit code 0 before the run was over"),
     "os_exit_3": (0, "left with exit code 3 and no message"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from src.errors import Interrupted
-from src.launch.signals import interrupts, kept_handlers, stop_signals
+from src.launch.signals import interrupts, stop_signal, stop_signals
 from tests.command import QUICK, TRAIN, environment, metrics, summary
 from tests.processes import end_session, survivors, wait_until
 
@@ -66,12 +66,20 @@ def test_a_loader_process_leaves_as_torch_expects() -> None:
 
 
 def test_nohup_keeps_a_run_alive_when_its_terminal_goes() -> None:
-    with kept_handlers():
-        assert signal.SIGHUP in stop_signals()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert stop_signals() == [signal.SIGINT, signal.SIGTERM]
+    assert signal.SIGHUP in stop_signals()
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert stop_signals() == [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
         with interrupts():
             os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def test_an_exit_code_tells_the_signal_that_stopped_a_rank() -> None:
+    assert stop_signal(143) == stop_signal(-15) == signal.SIGTERM
+    assert stop_signal(138) == signal.SIGUSR1
+    assert stop_signal(0) is stop_signal(1) is stop_signal(-signal.SIGKILL) is stop_signal(128 + 9) is None
 
 
 @contextmanager
@@ -104,7 +112,7 @@ def run_dir(cwd: Path) -> Path:
     return only.parent
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_to_the_parent_alone_ends_ranks_and_loaders(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with running(tmp_path, *ENDLESS, *WITH_LOADERS) as process:
         assert len(survivors(process.pid)) >= 1 + 2 + 2 * 2  # parent, ranks, loader processes
@@ -157,7 +165,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_deaf_rank(tmp_path: Path) -> None:
     with running(tmp_path, *ENDLESS, *deaf) as process:
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=3)  # rank 1 has 25 s of grace
+            process.wait(timeout=3)  # rank 1 has 25 s from when rank 0 left
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
         assert process.returncode == 130
@@ -165,12 +173,14 @@ def test_a_second_ctrl_c_does_not_wait_for_a_deaf_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_told_to_stop_by_somebody_else_is_a_failure(tmp_path: Path) -> None:
-    with running(tmp_path, *ENDLESS) as process:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal_to_one_rank_stops_the_run(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    with running(tmp_path, *ENDLESS, "launch.max_restarts=1") as process:
         log = (run_dir(tmp_path) / "rank_1.log").read_text()
-        os.kill(int(log.split("process ")[1].split(",")[0]), signal.SIGTERM)
+        os.kill(int(log.split("process ")[1].split(",")[0]), number)
         _, stderr = process.communicate(timeout=20)
-        assert process.returncode == 1
+        assert process.returncode == code
         assert survivors(process.pid) == []
-    assert "shardlab: rank 1 failed: stopped by SIGTERM" in stderr
+    assert stderr.splitlines()[-1] == f"shardlab: stopped by {number.name}"
+    assert summary(run_dir(tmp_path))["status"] == "interrupted"
     assert metrics(run_dir(tmp_path))
