@@ -4,8 +4,8 @@ The same work: a GPT of 8 equal layers, 8 micro-batches a step, AdamW, one threa
 fast, but for the bubble: m p / (m + p - 1) = 16 / 9 = 1.78 times. Each schedule's speed-up is held against that one
 number; interleaved_1f1b and zero_bubble have shorter bubbles and may exceed it. Steps alternate in one run, so that the
 machine's drift meets all alike; each figure is the median over the rounds, the ratio the median of the rounds' ratios.
-"busy" is the share of a step in which a rank computes, as runs report it (1 - bubble), with what it computes slower or
-faster than the single process left out of account.
+A rank also computes slower than the process alone: it shares the memory, and zero_bubble walks each graph twice. "work"
+is the processor time of both ranks against the single process's, which the bubble does not count.
 
     python benchmarks/pipeline.py
 """
@@ -16,13 +16,14 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from src.batch import MicroBatch
+from src.memory import keep_freed_memory
 from src.models.gpt import GPT
 from src.parallel.pipeline import predicted_bubble
 from src.strategies.base import BuildSpec, Strategy
@@ -30,10 +31,12 @@ from src.strategies.pp import PipelineParallel
 from src.strategies.single import Single
 from src.world import World, process_group
 
+S = TypeVar("S", bound=Strategy)
+
 RANKS = 2
 MICROBATCHES = 8
 IDEAL = MICROBATCHES * RANKS / (MICROBATCHES + RANKS - 1)
-VOCABULARY, SEQUENCE, SAMPLES = 256, 64, 8  # of a micro-batch: 8 x 64 tokens
+VOCABULARY, SEQUENCE, SAMPLES = 256, 64, 4  # of a micro-batch: 4 x 64 tokens
 #: Name, schedule and stages a rank.
 PIPELINES = [
     ("gpipe", "gpipe", 1),
@@ -44,7 +47,7 @@ PIPELINES = [
 ]
 
 
-def build(strategy: Strategy, world: World, width: int) -> Strategy:
+def build(strategy: S, world: World, width: int) -> S:
     torch.manual_seed(0)
     model = GPT(VOCABULARY, SEQUENCE, layers=8, width=width, heads=8)
     spec = BuildSpec(world, micro_batch_size=SAMPLES, accumulate=MICROBATCHES)
@@ -58,16 +61,36 @@ def microbatches() -> list[MicroBatch]:
     return [MicroBatch(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
 
 
-def step_seconds(strategy: Strategy, batches: list[MicroBatch]) -> float:
-    before = time.perf_counter()
+class Step(NamedTuple):
+    """seconds: from the first rank's start to the last one's end. work_seconds: processor time, over all ranks."""
+
+    seconds: float
+    work_seconds: float
+    bubble: float = 0.0
+
+
+def take_step(strategy: Strategy, batches: list[MicroBatch]) -> Step:
+    """On this rank alone."""
+    before, work_before = time.perf_counter(), time.process_time()
     strategy.forward_backward(batches, MICROBATCHES * SAMPLES * SEQUENCE)
     strategy.optimizer_step(1.0, want_grad_norm=False)
-    return time.perf_counter() - before
+    return Step(time.perf_counter() - before, time.process_time() - work_before)
+
+
+def step_together(strategy: PipelineParallel, batches: list[MicroBatch]) -> Step:
+    """On all ranks."""
+    dist.barrier()  # which waits without computing
+    own = take_step(strategy, batches)
+    seconds, work = torch.tensor(own.seconds), torch.tensor(own.work_seconds)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    dist.all_reduce(work)
+    return Step(float(seconds), float(work), strategy.measured_bubble())
 
 
 def worker(world_rank: int, folder: str, rounds: int, width: int, results: Any) -> None:
     """One rank: every round, rank 0 takes a step alone, then both take one of each pipeline."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
     world = World(world_rank, RANKS, world_rank, RANKS)
     with process_group(world, 600, dist.FileStore(f"{folder}/store", RANKS)):
         batches = microbatches()
@@ -76,17 +99,12 @@ def worker(world_rank: int, folder: str, rounds: int, width: int, results: Any) 
             name: build(PipelineParallel(pp=RANKS, schedule=schedule, stages_per_rank=several), world, width)  # type: ignore[arg-type]
             for name, schedule, several in PIPELINES
         }
-        found: list[dict[str, tuple[float, float]]] = []  # seconds of a step, and its bubble
+        found: list[dict[str, Step]] = []
         for number in range(rounds + 1):
-            seconds = {"serial": (step_seconds(serial, batches) if serial is not None else 0.0, 0.0)}
-            for name, strategy in pipelines.items():
-                dist.barrier()  # the other rank waits without computing
-                taken = torch.tensor(step_seconds(strategy, batches))
-                dist.all_reduce(taken, dist.ReduceOp.MAX)  # a step is over when both ranks are through
-                seconds[name] = (float(taken), strategy.measured_bubble())
-            dist.barrier()
+            steps = {} if serial is None else {"serial": take_step(serial, batches)}
+            steps |= {name: step_together(strategy, batches) for name, strategy in pipelines.items()}
             if number:  # the first round warms up, and works out shapes
-                found.append(seconds)
+                found.append(steps)
         if world.is_main:
             results.put(found)
 
@@ -104,19 +122,19 @@ def main() -> None:
         )
         found = results.get()
         started.join()
-    serial = statistics.median(seconds["serial"][0] for seconds in found)
     print(f"a step of {MICROBATCHES} micro-batches, median of {arguments.rounds}; {RANKS} ranks, one thread each")
-    print(f"  {'serial accumulation':<34} {serial * 1e3:8.1f} ms")
+    print(f"  {'serial accumulation':<34} {statistics.median(s['serial'].seconds for s in found) * 1e3:8.1f} ms")
     ratios = {}
     for name, schedule, several in PIPELINES:
-        taken = statistics.median(seconds[name][0] for seconds in found)
-        gain = statistics.median(seconds["serial"][0] / seconds[name][0] for seconds in found)
-        bubble = statistics.median(seconds[name][1] for seconds in found)
+        taken = statistics.median(steps[name].seconds for steps in found)
+        gain = statistics.median(steps["serial"].seconds / steps[name].seconds for steps in found)
+        work = statistics.median(steps[name].work_seconds / steps["serial"].work_seconds for steps in found)
+        bubble = statistics.median(steps[name].bubble for steps in found)
         predicted = predicted_bubble(schedule, MICROBATCHES, RANKS, several)
         ratios[name] = gain / IDEAL
         print(
             f"  {name:<34} {taken * 1e3:8.1f} ms   {gain:.2f} times as fast, {ratios[name]:.3f} of {IDEAL:.2f};"
-            f" bubble {bubble:.3f}, predicted {predicted:.3f}"
+            f" bubble {bubble:.3f}, predicted {predicted:.3f}; work {work:.2f}"
         )
     best = max(ratios, key=ratios.__getitem__)
     print(f"best pipeline / ideal: {ratios[best]:.3f} ({best}; bar: at least 0.9)")
