@@ -59,6 +59,7 @@ def take(engine: Any, dtypes: Mapping[str, torch.dtype], mesh: DeviceMesh) -> St
             tensors[f"model.{name}"] = at_least_1d(tensor.detach().to(dtypes[name]))
     names = parameter_names(engine.module)
     steps: dict[str, int] = {}
+    link_slots(engine)
     for partition in partitions(engine):
         slots = partition.slots or fresh_slots(engine.optimizer.optimizer, partition.group, partition.flat)
         for parameter in partition.parameters:
@@ -123,11 +124,18 @@ def begun_partitions(engine: Any, steps: Mapping[str, int], names: Mapping[Tenso
             slots = fresh_slots(zero.optimizer, partition.group, partition.flat)
             if slots:
                 zero.optimizer.state[partition.flat] = slots
-    if engine.zero_optimization_stage() < 3:
-        # What the engine does after its first step, so that safe_set_* find the slots.
-        zero._hp_optimizer_states_linked = False
-        zero._lazy_init_hp_params_optimizer_state()
+    link_slots(engine)
     yield from (partition for partition in partitions(engine) if partition.slots)
+
+
+def link_slots(engine: Any) -> None:
+    """Let `safe_get_*` and `safe_set_*` find the slots of stages 1 and 2.
+
+    The engine does it by itself in its first step, but after the first group, and so for that group alone.
+    """
+    if engine.zero_optimization_stage() < 3:
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def set_weights(parameter: nn.Parameter, full: Tensor) -> None:

@@ -88,9 +88,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def gpt(seed: int) -> nn.Module:
+def gpt(seed: int, layers: int = 2) -> nn.Module:
     torch.manual_seed(seed)
-    return GPT(vocab_size=VOCABULARY, sequence_length=LENGTH, layers=4, width=16, heads=4)
+    return GPT(vocab_size=VOCABULARY, sequence_length=LENGTH, layers=layers, width=16, heads=4)
+
+
+def perceptron(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 6, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
 class Convolutional(nn.Module):
@@ -110,13 +115,24 @@ class Convolutional(nn.Module):
         return logits
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {"gpt": gpt, "convolutional": Convolutional}
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "gpt": gpt,
+    "gpt of four layers": partial(gpt, layers=4),
+    "perceptron": perceptron,
+    "convolutional": Convolutional,
+}
+
+
+def sized(*kinds: str) -> dict[str, str]:
+    """The model to build: a GPT with a layer for every stage of these kinds."""
+    several = any("schedule" in KINDS[kind].arguments for kind in kinds)
+    return {"model": "gpt of four layers" if several else "gpt"}
 
 
 def samples(model: str, step: int, count: int) -> tuple[Tensor, Tensor]:
     """The global batch of a step."""
     generator = torch.Generator().manual_seed(1000 + step)
-    if model == "gpt":
+    if "gpt" in model:
         tokens = torch.randint(0, VOCABULARY, (2, count, LENGTH), generator=generator)
         return tokens[0], tokens[1]
     images = torch.randn(count, 3, 6, 6, generator=generator)
@@ -155,8 +171,7 @@ def microbatches(strategy: Any, step: int, scale: float = 1.0) -> tuple[list[Mic
     inputs, targets = samples(strategy.model_name, step, SAMPLES)
     if inputs.is_floating_point():
         inputs = inputs * scale
-    # Images in one micro-batch: batch norm's statistics are of one.
-    count = ACCUMULATE if strategy.model_name == "gpt" else 1
+    count = 1 if strategy.model_name == "convolutional" else ACCUMULATE  # batch norm's statistics are of one
     parts = zip(inputs.chunk(size)[rank].chunk(count), targets.chunk(size)[rank].chunk(count), strict=True)
     return [MicroBatch(*part) for part in parts], targets.numel()
 
@@ -182,10 +197,16 @@ def evaluate(strategy: Any) -> None:
 
 def whole(state: State) -> dict[str, Tensor]:
     """Every tensor of every rank, gathered."""
-    own = {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in state.tensors.items()}
+    return of_all_ranks(
+        {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in state.tensors.items()}
+    )
+
+
+def of_all_ranks(own: dict[str, Any]) -> dict[str, Any]:
+    """What the ranks hold, by name."""
     of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(of_ranks, own)
-    return {name: tensor for rank in of_ranks for name, tensor in rank.items()}
+    return {name: value for rank in of_ranks for name, value in rank.items()}
 
 
 def load(strategy: Any, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
