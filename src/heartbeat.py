@@ -50,36 +50,46 @@ class Heartbeat:
         self.hung: Hung | None = None
         self.is_over, self.is_raised = threading.Event(), threading.Event()
         self.owner, self.main = os.getpid(), threading.get_ident()
+        self.timer = threading.Lock()  # faulthandler's one timer; both threads set it
 
     def beat(self) -> None:
         """There is progress: call it after each step and each micro-batch of an evaluation. Costs a clock's reading.
 
         The first one starts the watch, so what is built, fetched and compiled before it may take any time.
         """
+        if self.last_beat is None:  # what hangs now may not let the other thread look even once
+            with self.timer:
+                self.last_beat = time.monotonic()
+                self.end_without_us(self.timeout_seconds * (1 + 1 / LOOKS_PER_TIMEOUT) + RETURN_SECONDS)
         self.last_beat = time.monotonic()
 
     def rest(self) -> None:
         """Before what may rightly take longer, such as writing a large checkpoint: watch again from the next beat."""
-        self.last_beat = None
+        with self.timer:
+            self.last_beat = None
+            faulthandler.cancel_dump_traceback_later()
 
     def watch(self) -> None:
         """The watching thread's life."""
-        between_looks = wait_seconds = self.timeout_seconds / LOOKS_PER_TIMEOUT
-        while not self.is_over.wait(wait_seconds):
-            wait_seconds = between_looks
-            last_beat = self.last_beat
-            if last_beat is None:
-                faulthandler.cancel_dump_traceback_later()
-                continue
-            left = last_beat + self.timeout_seconds - time.monotonic()
-            if left <= 0 and self.is_debugged():
-                self.beat()
-                left = self.timeout_seconds
+        between_looks = left = self.timeout_seconds / LOOKS_PER_TIMEOUT
+        while not self.is_over.wait(min(left, between_looks)):
+            with self.timer:
+                left = self.left()
+                if left > 0 and self.last_beat is not None:
+                    self.end_without_us(left + between_looks + RETURN_SECONDS)
             if left <= 0:
                 self.end()
                 return
-            wait_seconds = min(left, between_looks)
-            self.end_without_us(left + between_looks + RETURN_SECONDS)
+
+    def left(self) -> float:
+        """Seconds until there has been no progress for too long."""
+        if self.last_beat is None:
+            return self.timeout_seconds
+        left = self.last_beat + self.timeout_seconds - time.monotonic()
+        if left <= 0 and self.is_debugged():
+            self.beat()
+            return self.timeout_seconds
+        return left
 
     def end(self) -> None:
         """Make the main thread raise Hung; end the process where it can't."""

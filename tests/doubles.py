@@ -15,6 +15,7 @@ from src.batch import MicroBatch, Request
 from src.data.base import Source
 from src.data.digits import Digits
 from src.environment import restart_count
+from src.errors import Refused
 from src.models.mlp import MLP
 
 
@@ -156,6 +157,22 @@ class DeafAndFailing(MisbehavingDigits):
     def __init__(self, **digits: Any) -> None:
         is_first = os.environ.get("RANK") == "0"
         super().__init__(what="hang" if is_first else "raise", on_rank=None, **digits)
+
+
+class RaisesThenIsKilled(MisbehavingDigits):
+    """Rank 1 raises in its second step, and after a restart is killed there."""
+
+    def __init__(self, **digits: Any) -> None:
+        super().__init__(what="SIGKILL" if restart_count() else "raise", **digits)
+
+
+class MLPThatRefuses(MLP):
+    """Refuses in the ranks, though not on the meta device, where the parent tries it."""
+
+    def __init__(self, **mlp: Any) -> None:
+        super().__init__(**mlp)
+        if not next(self.parameters()).is_meta:
+            raise Refused("no such model")
 
 
 class BreaksForSeed1(Digits):

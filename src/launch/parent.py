@@ -19,10 +19,10 @@ import yaml
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from src.checks.setting import device_type, num_ranks
-from src.environment import Ranks, torchrun_ranks
+from src.environment import Ranks, restart_count, torchrun_ranks
 from src.errors import Failed, Interrupted, Refused
 from src.launch.failures import Failure, describe, follows_another, mark_summary
-from src.launch.rank import meet, rank_entry, run_rank
+from src.launch.rank import agents_store, meet, rank_entry, run_rank
 from src.launch.signals import interrupts
 from src.logs import add_to_train_log, rank_log
 from src.world import World
@@ -65,7 +65,15 @@ def launch_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in
         def greet() -> Store:
             store = meet()
             store.set(GIVEN, given)
+            agents_store().set(GIVEN, given)
             return store
+
+        if (restarts := config["launch"]["max_restarts"]) > 0:
+            print(
+                f"shardlab: launch.max_restarts={restarts} is for ranks that train.py starts itself;"
+                f" use torchrun --max-restarts={restarts}.",
+                file=sys.stderr,
+            )
 
         run_rank(config, run_dir, info, World.of(ranks, device), greet)
     elif (nproc := num_ranks(config)) == 1 and in_place and config["launch"]["max_restarts"] == 0:
@@ -80,11 +88,24 @@ def dismiss() -> None:
         meet().set(GIVEN, json.dumps(None))
 
 
+def was_given() -> bool:
+    """As torchrun's rank 0: whether these ranks are started again, and were told before what to run and where.
+
+    Then nothing is composed, refused or chosen again: it only has to `follow`.
+    """
+    return restart_count() > 0 and agents_store().check([GIVEN])
+
+
 def follow() -> None:
-    """A rank > 0 under torchrun: wait for rank 0's configuration and run it. Raises Failed or Interrupted."""
+    """A rank > 0 under torchrun: wait for rank 0's configuration and run it. Raises Failed or Interrupted.
+
+    Rank 0 itself where it `was_given` one before torchrun started the ranks again.
+    """
     ranks = torchrun_ranks()
     assert ranks is not None
     store = meet()
+    if ranks.world_rank == 0:
+        store.set(GIVEN, agents_store().get(GIVEN).decode())
     given = json.loads(store.get(GIVEN))
     if given is None:
         return

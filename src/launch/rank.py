@@ -44,9 +44,14 @@ def rank_entry(config: dict[str, Any], run_dir: str, info: dict[str, Any], devic
     try:
         run_rank(config, Path(run_dir), info, World.of(ranks, device), meet, has_parent=True)
     except Failed as failed:
-        sys.exit(REFUSED if isinstance(failed.__cause__, Refused) else FAILED)
+        sys.exit(REFUSED if comes_of_a_refusal(failed) else FAILED)
     except Interrupted as interrupted:
         sys.exit(interrupted.exit_code)
+
+
+def comes_of_a_refusal(error: BaseException) -> bool:
+    """Whether a part refused what it was given; Hydra wraps what a part raises while it is built."""
+    return isinstance(error, Refused) or (error.__cause__ is not None and comes_of_a_refusal(error.__cause__))
 
 
 def run_rank(
@@ -175,5 +180,10 @@ def told_failure(store: Store | None, own: Failure | None = None) -> Failure | N
 
 def meet() -> Store:
     """The store that torchrun's agent, or ours, keeps for its ranks; a name of its own for each restart."""
+    return PrefixStore(f"shardlab-{restart_count()}", agents_store())
+
+
+def agents_store() -> Store:
+    """The same, with what is to outlive restarts."""
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=MEETING_SECONDS)))
-    return PrefixStore(f"shardlab-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    return PrefixStore("shardlab", store)

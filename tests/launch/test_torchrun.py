@@ -18,9 +18,15 @@ from tests.launch.test_parent import LATE
 RAISES = ["data._target_=tests.doubles.MisbehavingDigits", "+data.what=raise"]
 
 
-def torchrun(cwd: Path, *overrides: str, module: str = "torch.distributed.run", **env: str | None) -> Outcome:
-    """python -m torch.distributed.run --nproc-per-node 2 train.py <overrides>, to its end."""
-    command = [sys.executable, "-m", module, "--nproc-per-node", "2", "--master-port", str(free_port())]
+def torchrun(
+    cwd: Path,
+    *overrides: str,
+    module: str = "torch.distributed.run",
+    options: tuple[str, ...] = (),
+    **env: str | None,
+) -> Outcome:
+    """python -m torch.distributed.run --nproc-per-node 2 <options> train.py <overrides>, to its end."""
+    command = [sys.executable, "-m", module, "--nproc-per-node", "2", "--master-port", str(free_port()), *options]
     done = subprocess.run(
         [*command, str(TRAIN), *overrides],
         cwd=cwd,
