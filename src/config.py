@@ -44,6 +44,7 @@ class Trainer:
     activation_checkpointing: str = MISSING
     compile: bool = MISSING
     deterministic: bool = MISSING
+    on_nonfinite: str = MISSING
 
 
 # `async` is a word of Python's: neither a class body nor a generated __init__ or __repr__ can hold it.

@@ -15,20 +15,23 @@ from hydra.utils import instantiate
 from torch import nn
 
 from src.batch import BatchSizes
+from src.checkpoint.whole import FOLDER, newest_whole
 from src.checks.setting import batch_sizes, strategy_name
+from src.control import Control
 from src.data.base import Data
 from src.errors import Interrupted
 from src.heartbeat import Heartbeat
+from src.limits import Limits
 from src.memory import keep_freed_memory
 from src.precision import Precision, cpu_has_native_bf16
 from src.schedule import Schedule
 from src.sharding import Sharding
+from src.snapshots import SavePlan, Snapshots
 from src.stopping import StopRequest
 from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
 from src.tracking.base import RunInfo
 from src.tracking.naming import run_name, run_tags
 from src.tracking.reporter import Reporter, SilentReporter
-from src.trainer import Limits
 from src.world import World
 
 log = logging.getLogger(__name__)
@@ -36,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Experiment:
-    """The parts of a run, built but not yet joined: what a task works with."""
+    """The parts of a run, built but not yet joined: what a task works with. resume: the checkpoint to go on from."""
 
     world: World
     run_dir: Path
@@ -50,6 +53,9 @@ class Experiment:
     sizes: BatchSizes
     limits: Limits
     reporter: SilentReporter
+    snapshots: Snapshots
+    resume: Path | None
+    control: Control
 
 
 def run(
@@ -60,13 +66,19 @@ def run(
     stop: StopRequest | None = None,
     heart: Heartbeat | None = None,
 ) -> None:
-    """Build the experiment and run its task. Collective over `world`, whose process group must exist."""
+    """Build the experiment and run its task. Collective over `world`, whose process group must exist.
+
+    info: of the command line and what the launcher decided; see `starting_point`. stop: what stop signals set.
+    heart: is told of each step.
+    """
     apply_numerics(config, world)
     if world.device.type == "cpu":
         keep_freed_memory()
     reporter = make_reporter(config, run_dir, info, world)
     try:
-        experiment = build(config, run_dir, world, reporter)
+        experiment = build(
+            config, run_dir, info, world, reporter, Control(world, config["launch"]["timeout_seconds"], stop, heart)
+        )
         announce(config, experiment)
         task = instantiate(config["task"], _convert_="all")
         try:
@@ -116,13 +128,21 @@ def make_reporter(config: dict[str, Any], run_dir: Path, info: dict[str, Any], w
             },
             group=config["tracking"].get("group") or info.get("sweep"),
             tags=[*run_tags(info), *config["tracking"].get("tags", [])],
+            earlier_id=info.get("wandb_id"),
         ),
     )
 
 
-def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentReporter) -> Experiment:
+def build(
+    config: dict[str, Any],
+    run_dir: Path,
+    info: dict[str, Any],
+    world: World,
+    reporter: SilentReporter,
+    control: Control,
+) -> Experiment:
     """Every part of the run from its node."""
-    trainer = config["trainer"]
+    trainer, saving = config["trainer"], config["checkpoint"]
     seed = config["seed"]
     sizes = batch_sizes(config, world.world_size)
 
@@ -132,6 +152,8 @@ def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentR
         model: nn.Module = instantiate(config["model"], _convert_="all")
         return model
 
+    strategy: Strategy = instantiate(config["strategy"], _convert_="all")
+    plan = SavePlan(saving["every"], saving["keep"], saving["monitor"], saving["async"])
     return Experiment(
         world=world,
         run_dir=run_dir,
@@ -140,7 +162,7 @@ def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentR
         make_model=make_model,
         optimizer=instantiate(config["optimizer"], _convert_="all"),
         schedule=instantiate(config["schedule"], _convert_="all"),
-        strategy=instantiate(config["strategy"], _convert_="all"),
+        strategy=strategy,
         spec=BuildSpec(
             world,
             Precision(config["precision"]["name"]),
@@ -150,9 +172,35 @@ def build(config: dict[str, Any], run_dir: Path, world: World, reporter: SilentR
             trainer["max_grad_norm"],
         ),
         sizes=sizes,
-        limits=Limits(trainer["epochs"], trainer["max_steps"], trainer["log_every"], trainer["eval_every"]),
+        limits=Limits(
+            trainer["epochs"],
+            trainer["max_steps"],
+            trainer["log_every"],
+            trainer["eval_every"],
+            trainer["on_nonfinite"],
+        ),
         reporter=reporter,
+        snapshots=Snapshots(strategy, world, run_dir, info.get("run_id", run_dir.name), plan, seed),
+        resume=starting_point(run_dir, info, world),
+        control=control,
     )
+
+
+def starting_point(run_dir: Path, info: dict[str, Any], world: World) -> Path | None:
+    """The checkpoint to go on from: what the launcher chose or, of ranks that were started again, the newest whole one.
+
+    Collective: rank 0 looks and tells the others.
+    """
+    found = [info.get("resume")]
+    if info.get("restarts"):
+        if world.is_main:
+            newest, damaged = newest_whole(run_dir / FOLDER)
+            for line in damaged:
+                log.warning("passed over: %s", line)
+            found = [info.get("resume") if newest is None else str(newest)]
+        if world.world_size > 1:
+            dist.broadcast_object_list(found, src=0)
+    return None if found[0] is None else Path(found[0])
 
 
 def announce(config: dict[str, Any], experiment: Experiment) -> None:

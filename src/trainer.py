@@ -4,48 +4,33 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from src.batch import IGNORED, BatchPlan, BatchSizes, GlobalBatch, MicroBatch
+from src.control import Control
 from src.data.base import Source
-from src.memory import peak_memory_bytes, synchronize
+from src.errors import Interrupted
+from src.evaluation import Metric, evaluate
+from src.finite import LossWatch, NonFiniteLoss
+from src.limits import Limits
+from src.memory import peak_memory_bytes
+from src.pace import Pace
+from src.position import Position
 from src.schedule import Schedule
-from src.strategies.base import Strategy
+from src.snapshots import Snapshots
+from src.strategies.base import StepReport, Strategy
 from src.tracking.reporter import SilentReporter
+from src.world import World
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to stop, log and evaluate, all in optimizer steps but epochs. eval_every None: after each epoch."""
-
-    epochs: int
-    max_steps: int | None = None
-    log_every: int = 10
-    eval_every: int | None = None
-
-
-class Window:
-    """What was measured since the last logged step."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.started = time.perf_counter()
-        self.steps = 0
-        self.samples = 0
-        self.data_wait_seconds = 0.0
 
 
 class Trainer:
     """Runs `strategy` over `train`, evaluating on `test`.
 
-    sizes: the batch arithmetic; its data_parallel_size is the strategy's. metric: "accuracy" or "perplexity".
+    sizes: the batch arithmetic; its data_parallel_size is the strategy's. position: where the run has come to.
     """
 
     def __init__(
@@ -57,75 +42,93 @@ class Trainer:
         limits: Limits,
         schedule: Schedule,
         seed: int,
-        device: torch.device,
+        world: World,
         reporter: SilentReporter,
-        metric: str = "accuracy",
+        snapshots: Snapshots,
+        control: Control,
+        metric: Metric = "accuracy",
+        position: Position | None = None,
     ) -> None:
         self.strategy, self.train, self.test = strategy, train, test
         self.sizes, self.limits, self.schedule = sizes, limits, schedule
-        self.device, self.reporter, self.metric = device, reporter, metric
+        self.device, self.reporter, self.metric = world.device, reporter, metric
+        self.snapshots, self.control = snapshots, control
         self.plan = BatchPlan(train.num_samples, sizes.global_batch_size, seed)
-        steps = self.plan.steps_per_epoch * limits.epochs
-        self.total_steps = steps if limits.max_steps is None else min(steps, limits.max_steps)
-        self.step = 0
-        self.samples = 0  # position in the data, over all ranks
-        self.skipped_steps = 0
-        self.training_seconds = 0.0
-        self.window = Window()
+        self.position = Position() if position is None else position
+        self.total_steps = limits.last_step(self.position, self.plan)
+        self.epoch_loss = torch.zeros((), device=self.device)  # since position.loss_sum was last brought up to date
+        self.epoch_targets: int | Tensor = 0
+        self.losses = LossWatch(world)
+        self.pace = Pace(self.device)
+        self.evaluation: dict[str, float] | None = None  # of the weights as they are
 
     def fit(self) -> None:
-        """Train to the end, with a last evaluation."""
+        """Train to the end, with a last evaluation. Raises Interrupted, after saving, where the ranks agree to stop."""
         self.reporter.begin(self.total_steps)
         self.strategy.train_mode(True)
-        evaluated_at: int | None = None
-        for epoch in range(self.limits.epochs):
-            loss_sum = torch.zeros((), device=self.device)
-            targets: int | Tensor = 0
-            for batch, microbatches in self.batches(epoch):
-                step_loss, valid = self.train_step(batch, microbatches)
-                if step_loss is not None:
-                    loss_sum += step_loss
-                targets = targets + valid
-                if self.limits.eval_every is not None and self.step % self.limits.eval_every == 0:
-                    self.evaluate()
-                    evaluated_at = self.step
-                if self.step == self.total_steps:
-                    break
-            self.end_epoch(epoch, loss_sum, targets)
-            if self.step != evaluated_at and (self.limits.eval_every is None or self.step == self.total_steps):
-                self.evaluate()
-                evaluated_at = self.step
-            if self.step == self.total_steps:
-                break
-        self.reporter.update(samples_per_second=self.samples / max(self.training_seconds, 1e-9))
+        with self.control.deferred():
+            while self.position.step < self.total_steps:
+                self.train_epoch(*self.position.in_epoch(self.plan.num_samples))
+        if self.evaluation is None:  # resumed at its end
+            self.evaluate()
+        self.reporter.update(samples_per_second=self.pace.samples_per_second)
 
-    def batches(self, epoch: int) -> Iterator[tuple[GlobalBatch, list[MicroBatch]]]:
+    def train_epoch(self, epoch: int, samples_done: int) -> None:
+        """The rest of an epoch, or of the run."""
+        for batch, microbatches in self.batches(epoch, samples_done):
+            self.control.begin_step()
+            self.train_step(batch, microbatches)
+            is_last = self.position.step == self.total_steps
+            ends_epoch = self.position.samples == (epoch + 1) * self.plan.num_samples
+            every = self.limits.eval_every
+            if ends_epoch or is_last:
+                self.end_epoch(epoch)
+            if is_last or (ends_epoch if every is None else self.position.step % every == 0):
+                self.evaluate()
+            signal_number = self.control.end_step()
+            if signal_number is not None or self.snapshots.is_due(self.position.step, is_last):
+                self.save(in_background=signal_number is None)
+            if signal_number is not None:
+                self.snapshots.finish()
+                raise Interrupted(signal_number)
+
+    def batches(self, epoch: int, samples_done: int) -> Iterator[tuple[GlobalBatch, list[MicroBatch]]]:
         """Each step's global batch with this data rank's micro-batches of it, fetched."""
-        batches = list(self.plan.epoch(epoch))[: self.total_steps - self.step]
+        batches = list(self.plan.epoch(epoch, samples_done))[: self.total_steps - self.position.step]
         requests = [batch.requests(self.sizes, self.strategy.data.rank) for batch in batches]
         stream = self.train.stream([request for step in requests for request in step], epoch)
         for batch, step in zip(batches, requests, strict=True):
             before = time.perf_counter()
             microbatches = [next(stream) for _ in step]
-            self.window.data_wait_seconds += time.perf_counter() - before
+            self.pace.data_wait_seconds += time.perf_counter() - before
             yield batch, microbatches
 
-    def train_step(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> tuple[Tensor | None, int | Tensor]:
-        """One optimizer step. Returns this rank's summed loss, and the number of targets in the whole step."""
-        self.step += 1
+    def train_step(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> None:
+        """One optimizer step."""
+        position = self.position
+        position.step += 1
+        self.evaluation = None
         # Only a logged step waits for the device.
-        logged = self.step % self.limits.log_every == 0 or self.step in (1, self.total_steps)
+        logged = position.step % self.limits.log_every == 0 or position.step in (1, self.total_steps)
         valid = self.valid_targets(batch, microbatches)
         loss_sum = self.strategy.forward_backward(microbatches, valid)
-        factor = self.schedule.factor(self.step - 1 - self.skipped_steps, self.total_steps)
-        report = self.strategy.optimizer_step(factor, want_grad_norm=logged)
-        self.skipped_steps += report.skipped
-        self.samples += len(batch.sample_ids)
-        self.window.steps += 1
-        self.window.samples += len(batch.sample_ids)
+        if self.limits.on_nonfinite == "skip" and not math.isfinite(self.reduce(loss_sum)):
+            self.strategy.discard()
+            log.warning("step %d: the loss is not finite; the step is skipped", position.step)
+            report, loss_sum, valid = StepReport(None, skipped=True), None, 0
+        else:
+            factor = self.schedule.factor(position.step - 1 - position.skipped_steps, self.total_steps)
+            report = self.strategy.optimizer_step(factor, want_grad_norm=logged)
+        position.skipped_steps += report.skipped
+        position.samples += len(batch.sample_ids)
+        if loss_sum is not None:
+            self.epoch_loss += loss_sum
+        self.epoch_targets = self.epoch_targets + valid
+        self.losses.add(position.step, loss_sum)
+        self.pace.steps += 1
+        self.pace.samples += len(batch.sample_ids)
         if logged:
             self.log_step(batch, loss_sum, report.grad_norm, valid)
-        return loss_sum, valid
 
     def valid_targets(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> int | Tensor:
         """Targets that count in this step, over all micro-batches and data ranks; at least 1.
@@ -141,14 +144,14 @@ class Trainer:
 
     def log_step(self, batch: GlobalBatch, loss_sum: Tensor | None, norm: Tensor | None, valid: int | Tensor) -> None:
         """Reduce, report and start a new window. Collective: every rank calls it; it waits for the device."""
-        loss = self.reduce(loss_sum) / float(valid)
-        seconds = time.perf_counter() - self.window.started
-        self.training_seconds += seconds
-        window = self.window
+        self.settle_epoch_loss()
+        loss = self.reduce(loss_sum) / max(float(valid), 1.0)
+        seconds = self.pace.close_window()
+        window, position = self.pace, self.position
         record = {
-            "step": self.step,
+            "step": position.step,
             "epoch": batch.epoch,
-            "samples": self.samples,
+            "samples": position.samples,
             "batch_hash": batch.hash,
             "loss": loss,
             "lr": self.strategy.learning_rates()[0],
@@ -157,16 +160,16 @@ class Trainer:
             "samples_per_second": window.samples / seconds,
             "data_wait_seconds": window.data_wait_seconds / window.steps,
             "peak_memory_bytes": peak_memory_bytes(self.device),
-            "skipped_steps": self.skipped_steps,
+            "skipped_steps": position.skipped_steps,
             **self.strategy.extra_metrics(),
         }
         per_sample = self.train.targets_per_sample
         if self.metric == "perplexity" and per_sample is not None:
             record["tokens_per_second"] = window.samples / seconds * per_sample
         if loss == 0.0 and per_sample is None:
-            log.warning("step %d: loss 0; every target of the step may be masked (-100)", self.step)
+            log.warning("step %d: loss 0; every target of the step may be masked (-100)", position.step)
         self.reporter.train(record)
-        self.reporter.update(samples_per_second=self.samples / self.training_seconds)
+        self.reporter.update(samples_per_second=window.samples_per_second)
         window.restart()
 
     def reduce(self, loss_sum: Tensor | None) -> float:
@@ -177,35 +180,48 @@ class Trainer:
         part = torch.zeros((), device=self.device) if loss_sum is None else loss_sum.clone()
         return float(self.strategy.sum(part))
 
-    def end_epoch(self, epoch: int, loss_sum: Tensor, targets: int | Tensor) -> None:
-        """Report the one mean loss of the epoch, weighted by targets, over all ranks."""
-        mean = self.reduce(loss_sum) / float(targets)
-        samples = self.samples - epoch * self.plan.num_samples
-        self.reporter.epoch_ended({"epoch": epoch, "step": self.step, "loss": mean, "samples": samples})
+    def settle_epoch_loss(self) -> None:
+        """Bring the position's loss and targets of this epoch up to date, the same on every rank. Collective.
 
-    def evaluate(self) -> dict[str, float]:
-        """Loss and accuracy or perplexity on the whole test set, each sample counted once, whatever the split."""
-        if self.window.steps:  # since the last logged step; what is queued on the device belongs to the training
-            synchronize(self.device)
-            self.training_seconds += time.perf_counter() - self.window.started
-        self.strategy.train_mode(False)
-        sizes = BatchSizes(self.sizes.micro_batch_size, 1, self.sizes.data_parallel_size)
-        plan = BatchPlan(self.test.num_samples, sizes.global_batch_size, seed=0, shuffle=False)
-        requests = [request for batch in plan.epoch(0) for request in batch.requests(sizes, self.strategy.data.rank)]
-        total = torch.zeros(4, dtype=torch.float64, device=self.device)
-        for request, batch in zip(requests, self.test.stream(requests, epoch=0), strict=True):
-            sums = self.strategy.evaluate(batch)
-            if sums is not None:
-                total[:3] += sums.stacked()
-                total[3] += request.num_real
-        loss, correct, targets, samples = self.strategy.sum(total).tolist()
-        record: dict[str, float] = {"step": self.step, "loss": loss / max(targets, 1.0)}
-        if self.metric == "perplexity":
-            record["perplexity"] = math.exp(min(record["loss"], 700.0))  # exp(709) is the largest float
-        else:
-            record["accuracy"] = correct / max(targets, 1.0)
-        record["samples"] = int(samples)
-        self.reporter.evaluated(record)
+        The sum has met every loss since the last time, so it shows whether one was not finite: NonFiniteLoss.
+        """
+        loss_sum = self.reduce(self.epoch_loss)
+        bad = self.losses.first_bad(math.isfinite(loss_sum))
+        if not math.isfinite(loss_sum):
+            where = f"step {bad[0]}, rank {bad[1]}" if bad else f"step {self.position.step}"
+            raise NonFiniteLoss(
+                f"{where}: the loss is not finite. {self.snapshots.last_words()} Lower optimizer.lr, set"
+                " trainer.max_grad_norm, or skip such steps with trainer.on_nonfinite=skip."
+            )
+        self.position.loss_sum += loss_sum
+        self.position.targets += int(self.epoch_targets)
+        self.epoch_loss.zero_()
+        self.epoch_targets = 0
+
+    def end_epoch(self, epoch: int) -> None:
+        """Report the one mean loss of the epoch, weighted by targets, over all ranks."""
+        self.settle_epoch_loss()
+        position = self.position
+        mean = position.loss_sum / max(position.targets, 1)
+        samples = position.samples - epoch * self.plan.num_samples
+        self.reporter.epoch_ended({"epoch": epoch, "step": position.step, "loss": mean, "samples": samples})
+        position.loss_sum, position.targets = 0.0, 0
+
+    def evaluate(self) -> None:
+        """Loss and accuracy or perplexity on the whole test set, reported."""
+        self.pace.pause()
+        self.evaluation = evaluate(self.strategy, self.test, self.sizes, self.device, self.metric, self.control.beat)
+        self.reporter.evaluated({"step": self.position.step, **self.evaluation})
         self.strategy.train_mode(True)
-        self.window.restart()
-        return record
+        self.pace.restart()
+
+    def save(self, in_background: bool) -> None:
+        """A checkpoint of this step, of nothing that is not finite. Collective."""
+        self.pace.pause()
+        self.control.rest()
+        self.settle_epoch_loss()
+        if self.snapshots.monitor is not None and self.evaluation is None:
+            self.evaluate()
+        path = self.snapshots.save(self.position, self.evaluation, in_background)
+        self.reporter.update(checkpoint=str(path))
+        self.pace.restart()

@@ -31,7 +31,7 @@ class Outcome:
     def run_dirs(self) -> list[Path]:
         """The folders of all runs below cwd, sweeps' jobs included."""
         return sorted(
-            path.parent for path in self.cwd.rglob("config.yaml") if path.parent.name not in (".hydra", "files")
+            path.parent for path in self.cwd.rglob("config.yaml") if not {".hydra", "files"} & set(path.parts)
         )
 
     def run_dir(self) -> Path:

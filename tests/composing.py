@@ -38,22 +38,22 @@ class Result:
         return [record[key] for record in self.train]
 
 
-def run_in(pool: Pool, num_ranks: int, run_dir: Path, *overrides: str) -> Result:
-    """Run a command line on `num_ranks` started ranks of `pool`; it must not be refused."""
+def run_in(pool: Pool, num_ranks: int, run_dir: Path, *overrides: str, info: dict[str, Any] | None = None) -> Result:
+    """Run a command line on `num_ranks` started ranks of `pool`; it must not be refused. info: as for src.run.run."""
     config, problems = composed(
         f"launch.nproc={num_ranks}", "launch.device=cpu", "tracking=off", "trainer.log_every=1", *overrides
     )
     assert not problems, problems
     run_dir.mkdir(parents=True)
-    pool.run(num_ranks, run_config, config, str(run_dir))
+    pool.run(num_ranks, run_config, config, str(run_dir), info or {})
     return read(run_dir)
 
 
-def run_config(world: Any, config: dict[str, Any], run_dir: str) -> None:
+def run_config(world: Any, config: dict[str, Any], run_dir: str, info: dict[str, Any]) -> None:
     """In a worker: one whole run."""
     from src.run import run
 
-    run(config, Path(run_dir), {}, world)
+    run(config, Path(run_dir), info, world)
 
 
 def read(run_dir: Path) -> Result:

@@ -10,6 +10,7 @@ from src.checkpoint.manifest import SUFFIX, FileInfo, file_digest, read_manifest
 #: Names hold nothing that Hydra's command line or a shell would want quoted.
 STEP_NAME = re.compile(r"step_([0-9]{8,})")
 LAST, BEST = "last", "best"
+FOLDER = "checkpoints"  # of a run folder
 READERS = 4  # files whose digests are computed at once
 
 
@@ -85,6 +86,24 @@ def newest_whole(folder: Path, contents: bool = True) -> tuple[Path | None, list
             return path, words
         words += problems
     return None, words
+
+
+def find(target: Path) -> Path:
+    """The checkpoint that a run folder (its newest whole one), a checkpoint's own folder or a pointer file means.
+
+    Raises FileNotFoundError, or CheckpointDamaged with what is wrong with it.
+    """
+    if target.name in (LAST, BEST) and target.is_file():
+        target = pointed(target.parent, target.name) or target
+    if step_of(target.name) is not None:
+        problems = check(target)
+        if problems:
+            raise CheckpointDamaged(" ".join(problems))
+        return target
+    found, damaged = newest_whole(target / FOLDER)
+    if found is None:
+        raise FileNotFoundError(f"{target} holds no whole checkpoint. {' '.join(damaged)}".rstrip())
+    return found
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:

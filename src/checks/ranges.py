@@ -7,16 +7,19 @@ from typing import Any
 from src.errors import did_you_mean
 from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
+from src.snapshots import MONITORS
 
 #: Keys that scripts may name already and that nothing reads yet, with the one value they can have.
 NOT_YET = {
-    "checkpoint.every": None,
-    "checkpoint.keep": 3,
-    "checkpoint.async": False,
-    "checkpoint.monitor": None,
-    "checkpoint.resume": None,
     "trainer.activation_checkpointing": "none",
     "trainer.compile": False,
+}
+
+CHOICES = {
+    "sharding.level": LEVELS,
+    "sharding.offload": OFFLOADS,
+    "precision.name": PRECISIONS,
+    "trainer.on_nonfinite": ("stop", "skip"),
 }
 
 MAX_BATCH_SIZE = 1_000_000_000  # samples; numpy can't count slots far beyond, and no memory holds them
@@ -34,6 +37,7 @@ def range_problems(config: dict[str, Any]) -> list[str]:
             shown = "null" if only is None else str(only).lower()
             found.append(f"{key}={value} is not available in this version of shardlab. Use {key}={shown}.")
     at_least_one = ["trainer.epochs", "trainer.max_steps", "trainer.log_every", "trainer.eval_every", "data.limit"]
+    at_least_one += ["checkpoint.every", "checkpoint.keep"]
     for key in at_least_one:
         value = at(config, key)
         if value is not None and value < 1:
@@ -57,9 +61,12 @@ def range_problems(config: dict[str, Any]) -> list[str]:
         found.append(f"launch.max_restarts={config['launch']['max_restarts']} is negative; choose 0 or more.")
     if at(config, "data.num_workers") is not None and at(config, "data.num_workers") < 0:
         found.append(f"data.num_workers={at(config, 'data.num_workers')} is negative; choose 0 or more, or null.")
-    for key, known in (("sharding.level", LEVELS), ("sharding.offload", OFFLOADS), ("precision.name", PRECISIONS)):
+    for key, known in CHOICES.items():
         if at(config, key) not in known:
             found.append(f"{key}={at(config, key)} is unknown. {did_you_mean(str(at(config, key)), known)}")
+    monitor = config["checkpoint"]["monitor"]
+    if monitor is not None and monitor not in MONITORS:
+        found.append(f"checkpoint.monitor={monitor} is unknown. {did_you_mean(str(monitor), MONITORS)}")
     return found
 
 

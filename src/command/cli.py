@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from src import config as schema
 from src.command.job import in_sweep, job_problems, task_overrides
 from src.command.refuse import REFUSED, print_refusal, vouched_for
+from src.command.resume import AUTO, continuation, is_finished, with_earlier_words
 from src.environment import torchrun_ranks
 from src.errors import Failed, Interrupted, Refused
 
@@ -45,6 +46,7 @@ class CommandLine:
         try:
             if joins_as_follower():
                 return self.follow()
+            sys.argv[1:] = with_earlier_words(sys.argv[1:])
             try:
                 main()
             except SystemExit as leaving:  # --help; after a refusal torchrun itself stops the other ranks
@@ -124,6 +126,7 @@ def start(cfg: DictConfig, hydra: DictConfig) -> float | None:
     """Launch one composed job in the folder that Hydra has made for it. hydra: its own node of the configuration."""
     from src.checks import rules
     from src.launch import parent  # torch: nothing of --help or --cfg job needs it
+    from src.launch.folder import final_loss
 
     if not vouched_for(hydra):
         found = job_problems(cfg, task_overrides(hydra), fetch=True)
@@ -132,14 +135,20 @@ def start(cfg: DictConfig, hydra: DictConfig) -> float | None:
     config, found = rules.check(cfg)
     if found:
         raise Refused(*found)
+    run_dir = Path(hydra.runtime.output_dir)
+    resume = config["checkpoint"]["resume"]
+    if in_sweep(hydra) and resume == AUTO and is_finished(run_dir):
+        print(f"{job_label(hydra)}finished before; nothing to do")
+        return final_loss(run_dir)
     info = {
+        **continuation(resume, run_dir),
         "overrides": task_overrides(hydra),
         "sweep": Path(hydra.sweep.dir).name if in_sweep(hydra) else None,
         "choices": {k: v for k, v in hydra.runtime.choices.items() if "/" not in k},
     }
     collect_garbage_from_now_on()
     # torch's thread pools don't survive the forks of the jobs to come.
-    return parent.launch(config, Path(hydra.runtime.output_dir), info, in_place=not in_sweep(hydra))
+    return parent.launch(config, run_dir, info, in_place=not in_sweep(hydra))
 
 
 def collect_garbage_from_now_on() -> None:

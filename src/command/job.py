@@ -6,6 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from src.errors import Refused
+from src.launch.folder import is_claimed
 
 TRACES_OF_A_RUN = ("summary.json", "metrics.jsonl", ".hydra", "multirun.yaml")
 
@@ -46,11 +47,15 @@ def job_problems(cfg: DictConfig, overrides: list[str], fetch: bool) -> list[str
     return found
 
 
-def folder_problems(folder: Path, key: str) -> list[str]:
+def folder_problems(folder: Path, key: str, may_hold_a_run: bool = False) -> list[str]:
     """A folder that can't be made or written to, or that holds a run already, which a second one would overwrite."""
     # os.path.exists, unlike Path.exists, answers also below a folder that may not be entered.
-    if any(os.path.exists(folder / name) for name in TRACES_OF_A_RUN):
-        return [f"{key}={folder} already holds a run. Choose another folder, or move that one away."]
+    if not may_hold_a_run and any(os.path.exists(folder / name) for name in TRACES_OF_A_RUN):
+        return [
+            f"{key}={folder} already holds a run. Choose another folder, or go on in it with checkpoint.resume=auto."
+        ]
+    if may_hold_a_run and is_claimed(folder):
+        return [f"the run in {folder} is still going on. Stop it first, or wait for its end."]
     existing = folder.absolute()
     while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent

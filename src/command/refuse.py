@@ -17,6 +17,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from src.command.job import folder_problems, has_known_jobs, in_sweep, job_problems, task_overrides
+from src.command.resume import AUTO, may_hold_a_run
+from src.command.resume import problems as resume_problems
 from src.errors import Refused
 
 REFUSED = 2
@@ -28,14 +30,20 @@ class RefuseBeforeStart(Callback):  # type: ignore[misc] # hydra has no types
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         with refusing():
-            found = folder_problems(Path(config.hydra.run.dir), "hydra.run.dir")
+            run_dir, resume = Path(config.hydra.run.dir), config.checkpoint.resume
+            found = resume_problems(resume, config.task.get("checkpoint"), is_sweep=False)
+            if not found:
+                found = folder_problems(run_dir, "hydra.run.dir", may_hold_a_run(resume, run_dir))
             refuse(found + job_problems(config, task_overrides(config.hydra), fetch=not found))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with refusing():
             from src.command.sweep import sweep_problems  # Hydra's sweeper, which few runs need
 
-            found = folder_problems(Path(config.hydra.sweep.dir), "hydra.sweep.dir")
+            resume = config.checkpoint.resume
+            found = resume_problems(resume, config.task.get("checkpoint"), is_sweep=True)
+            if not found:
+                found = folder_problems(Path(config.hydra.sweep.dir), "hydra.sweep.dir", resume == AUTO)
             refuse(found + sweep_problems(config, fetch=not found))
 
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, open_dict
 
 from src.command.job import has_known_jobs, job_problems, task_overrides
 from src.command.override_errors import COMPOSING, Composer
+from src.command.resume import AUTO, differing_job
 from src.environment import torchrun_ranks
 
 MAX_NAMED = 4  # jobs that one line names
@@ -40,7 +42,10 @@ def sweep_problems(config: DictConfig, fetch: bool) -> list[str]:
             lines = Composer(loader, config.hydra.job.config_name).explain(error, overrides)
         else:
             lines = job_problems(composed[-1], overrides, fetch=False)
-            folders[subfolder(composed[-1], number)].append(number)
+            folder = subfolder(composed[-1], number)
+            folders[folder].append(number)
+            if config.checkpoint.resume == AUTO:
+                lines += differing_job(Path(config.hydra.sweep.dir) / folder, overrides)
         for line in lines:
             found[line].append(number)
     if fetch and not found:

@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from src.checks.setting import device_type, num_ranks
 from src.environment import Ranks, restart_count, torchrun_ranks
-from src.errors import Failed, Interrupted, Refused
+from src.errors import Failed, Interrupted
 from src.launch.failures import Failure, describe, follows_another, mark_summary
+from src.launch.folder import claimed, final_loss, write_config
 from src.launch.rank import agents_store, meet, rank_entry, run_rank
 from src.launch.signals import interrupts
 from src.logs import add_to_train_log, rank_log
 from src.world import World
+
+log = logging.getLogger(__name__)
 
 GIVEN = "given"  # the key of the ranks' store under which rank 0 tells the others what to run, or null
 
@@ -37,22 +39,19 @@ def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place
     in_place: whether a lone rank may run in this process, where a debugger can follow it.
     Raises Refused, Failed or Interrupted.
     """
-    try:
-        (run_dir / "train.log").open("x").close()  # whoever makes it owns the folder
-        (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    except FileExistsError:
-        raise Refused(f"hydra.run.dir={run_dir} was taken by another run just now. Choose another folder.") from None
-    except OSError as error:
-        raise Failed(f"the run folder can't be written to: {error}") from error
-    try:
-        launch_ranks(config, run_dir, info, in_place)
-    except (Failed, Interrupted) as ending:
-        with suppress(OSError):  # a full disk may be what the run failed of, and is the better message
-            add_to_train_log(run_dir, str(ending))
-        raise
-    summary = json.loads((run_dir / "summary.json").read_text())
-    loss = (summary.get("eval") or {}).get("loss")
-    return None if loss is None else float(loss)
+    info = {"run_id": uuid.uuid4().hex[:12], **info}
+    with claimed(run_dir, may_exist="resumes" in info):
+        write_config(config, run_dir, info.get("resumes", 0))
+        for line in info.pop("passed_over", []):
+            log.warning("checkpoint passed over: %s", line)
+            add_to_train_log(run_dir, f"checkpoint passed over: {line}")
+        try:
+            launch_ranks(config, run_dir, info, in_place)
+        except (Failed, Interrupted) as ending:
+            with suppress(OSError):  # a full disk may be what the run failed of, and is the better message
+                add_to_train_log(run_dir, str(ending))
+            raise
+    return final_loss(run_dir)
 
 
 def launch_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place: bool) -> None:

@@ -41,7 +41,7 @@ def take(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Stat
 def put_back(state: State, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
     """Make `state` what these modules and their optimizer go on from. state: of `take`, of the like."""
     for name, tensor in named_tensors(modules).items():
-        tensor.copy_(state.tensors[f"model.{name}"].view(tensor.shape))
+        tensor.copy_(shaped_as(tensor, state.tensors[f"model.{name}"]))
     steps = state.plain["steps"]
     for name, parameter, group in named_parameters(modules, optimizer):
         slots = optimizer.state.get(parameter) or {}
@@ -52,7 +52,7 @@ def put_back(state: State, modules: Sequence[nn.Module], optimizer: torch.optim.
             if slot == STEP:
                 tensor.fill_(steps[name])
             else:
-                tensor.copy_(state.tensors[f"optimizer.{name}.{slot}"].view(tensor.shape))
+                tensor.copy_(shaped_as(tensor, state.tensors[f"optimizer.{name}.{slot}"]))
         if slots:
             optimizer.state[parameter] = slots
 
@@ -102,6 +102,12 @@ def fresh_slots(optimizer: torch.optim.Optimizer, group: dict[str, Any], paramet
 def at_least_1d(tensor: Tensor) -> Tensor:
     """A view of shape (1,) where there is no dim: checkpoints hold parts of dims."""
     return tensor.view(1) if tensor.ndim == 0 else tensor
+
+
+def shaped_as(tensor: Tensor, given: Tensor) -> Tensor:
+    """The inverse of `at_least_1d`. What has its shape already stays as it is: `given` may be `tensor` itself, and a
+    view of it, of other strides, could not be copied into it."""
+    return given if given.shape == tensor.shape else given.view(tensor.shape)
 
 
 def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:

@@ -113,15 +113,24 @@ def final_table(summary: dict[str, Any], run_dir: Path, commands: list[str]) -> 
     console.print(table)
     if commands:
         console.print(Text("look at it", style="bold"))
-    if summary["checkpoint"] is not None:
-        commands = [*commands, f"python train.py checkpoint.resume={shlex.quote(shown(run_dir))}"]
+    commands = [*commands, *resume_commands(summary, run_dir)]
     for command in commands:
         # Soft-wrapped: the terminal breaks the line, and copying it gives one.
         console.print(Text(f"  {command}"), soft_wrap=True)
+
+
+def resume_commands(summary: dict[str, Any], run_dir: Path) -> list[str]:
+    """How to go on with the run, where it has left a checkpoint of its own."""
+    checkpoint = summary["checkpoint"]
+    if checkpoint is None or not Path(checkpoint).is_relative_to(run_dir):
+        return []
+    return [f"python train.py checkpoint.resume={shlex.quote(shown(run_dir))}"]
 
 
 def closing_line(summary: dict[str, Any], total_steps: int | None, run_dir: Path) -> str:
     """What there is to say of a run that did not finish."""
     after = f"after step {summary['steps'] or 0}" + (f" of {total_steps}" if total_steps is not None else "")
     how = f"{summary['status']} {after}, {duration(summary['seconds'])}: {summary['error']}"
-    return f"{how}\n  what it measured: {shown(run_dir)}"
+    lines = [how, f"  what it measured: {shown(run_dir)}"]
+    lines += [f"  go on: {command}" for command in resume_commands(summary, run_dir)]
+    return "\n".join(lines)

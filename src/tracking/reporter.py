@@ -22,6 +22,9 @@ class SilentReporter:
     def begin(self, total_steps: int) -> None:
         """Training starts. total_steps: optimizer steps to expect."""
 
+    def resumed(self, record: dict[str, Any]) -> None:
+        """The run goes on from a checkpoint, of whose step and samples `record` tells; later records give way."""
+
     def train(self, record: dict[str, Any]) -> None:
         """A logged step."""
 
@@ -59,6 +62,10 @@ class Reporter(SilentReporter):
     def begin(self, total_steps: int) -> None:
         self.total_steps = total_steps
         self.progress = make_progress(total_steps)
+
+    def resumed(self, record: dict[str, Any]) -> None:
+        self.metrics.write({"kind": "resume", **record})
+        self.update(steps=record["step"], samples=record["samples"])
 
     def train(self, record: dict[str, Any]) -> None:
         self._write({"kind": "train", **record})

@@ -82,8 +82,8 @@ def test_numbers_that_are_not_finite_are_refused(key: str, value: str) -> None:
 
 
 def test_keys_that_nothing_reads_yet_are_refused_with_the_value_that_works() -> None:
-    [line] = problems("checkpoint.every=5")
-    assert line == "checkpoint.every=5 is not available in this version of shardlab. Use checkpoint.every=null."
+    [line] = problems("trainer.compile=true")
+    assert line == "trainer.compile=True is not available in this version of shardlab. Use trainer.compile=false."
 
 
 def under_torchrun(monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:

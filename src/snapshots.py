@@ -1,0 +1,152 @@
+"""Saving what a run needs to go on, and taking it back: the strategy's state, the position, the random numbers."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch import Tensor
+
+from src.checkpoint.whole import FOLDER, step_name
+from src.position import Position
+from src.random_state import random_states, restore_random_states, seed_all
+from src.strategies.base import Strategy
+from src.world import World
+
+if TYPE_CHECKING:
+    from src.checkpoint.store import Store
+
+log = logging.getLogger(__name__)
+
+Monitor = Literal["loss", "accuracy", "perplexity"]
+MONITORS = get_args(Monitor)
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """every: optimizer steps between saves, and one at the end; None: only where a signal stops the run.
+
+    keep: of the newest. monitor: the evaluation's value whose best checkpoint is kept too; every save then evaluates.
+    asynchronous: training goes on while a copy is written.
+    """
+
+    every: int | None = None
+    keep: int = 3
+    monitor: Monitor | None = None
+    asynchronous: bool = False
+
+
+class Snapshots:
+    """The checkpoints of one run, in <run folder>/checkpoints. Collective: every rank calls each method alike.
+
+    run_id: whose checkpoints the store may prune. seed: of the run, for random numbers that no checkpoint can give.
+    """
+
+    def __init__(self, strategy: Strategy, world: World, run_dir: Path, run_id: str, plan: SavePlan, seed: int) -> None:
+        self.strategy, self.world, self.plan, self.seed = strategy, world, plan, seed
+        self.folder, self.run_id = run_dir / FOLDER, run_id
+        self.saved_step: int | None = None  # of the newest checkpoint
+        self.best: dict[str, Any] | None = None  # {"step", "value"} of the monitored one
+        self.store: Store | None = None
+
+    @property
+    def monitor(self) -> Monitor | None:
+        return self.plan.monitor
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        every = self.plan.every
+        return every is not None and (step % every == 0 or is_last) and step != self.saved_step
+
+    def save(self, position: Position, evaluation: dict[str, float] | None, in_background: bool) -> Path:
+        """A checkpoint of `position`; where. Raises CheckpointFailed, on every rank; what was there before still is."""
+        path = self.folder / step_name(position.step)
+        if position.step == self.saved_step:
+            return path
+        state = self.strategy.state()
+        is_best = self.note_best(position.step, evaluation)
+        plain = {
+            "position": position.plain(),
+            "strategy": state.plain,
+            "data_parallel_size": self.strategy.data.size,
+            "random": sorted(random_states(self.world.device)),
+            "best": self.best,
+        }
+        self.open_store().save(
+            position.step,
+            {**state.tensors, **self.random_tensors()},
+            plain,
+            best=is_best,
+            asynchronous=self.plan.asynchronous and in_background,
+        )
+        self.saved_step = position.step
+        log.info("step %d  saved %s", position.step, path)
+        return path
+
+    def note_best(self, step: int, evaluation: dict[str, float] | None) -> bool:
+        """Whether this is the best so far by the monitored value, which is the same on every rank."""
+        if self.monitor is None or evaluation is None:
+            return False
+        value = evaluation[self.monitor]
+        is_better = self.best is None or (
+            value > self.best["value"] if self.monitor == "accuracy" else value < self.best["value"]
+        )
+        if is_better:
+            self.best = {"step": step, "value": value}
+        return is_better
+
+    def restore(self, checkpoint: Path) -> Position:
+        """Fill the strategy and the generators from `checkpoint`; where it was. Raises CheckpointMismatch, -Damaged."""
+        from src.checkpoint.loading import load  # torch.distributed.checkpoint, 1 s
+        from src.checkpoint.manifest import read_manifest
+
+        plain = read_manifest(checkpoint).state
+        position = Position(**plain["position"])
+        state, random = self.strategy.state(), self.random_tensors()
+        # Another number of data ranks has no use for these streams.
+        knows_random = plain["data_parallel_size"] == self.strategy.data.size and plain["random"] == sorted(
+            name.rsplit(".", 1)[1] for name in random
+        )
+        load(checkpoint, {**state.tensors, **(random if knows_random else {})}, leave=("random.",))
+        self.strategy.load_state(state._replace(plain=plain["strategy"]))
+        if knows_random:
+            states = {name.rsplit(".", 1)[1]: tensor for name, tensor in random.items()}
+            restore_random_states(states, self.world.device)
+        else:
+            seed_all(self.seed, position.samples, self.strategy.data.rank)
+        self.saved_step, self.best = position.step, plain["best"]
+        log.info("going on from %s: step %d, %d samples", checkpoint, position.step, position.samples)
+        return position
+
+    def restore_weights(self, checkpoint: Path) -> Position:
+        """Fill the model alone; where its run was. Raises CheckpointMismatch, -Damaged."""
+        from src.checkpoint.loading import load  # torch.distributed.checkpoint, 1 s
+
+        state = self.strategy.state()
+        model = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
+        manifest = load(checkpoint, model, leave=("optimizer.", "random."))
+        self.strategy.load_state(state)
+        return Position(**manifest.state["position"])
+
+    def random_tensors(self) -> dict[str, Tensor]:
+        """This rank's generators. The ranks of a data rank (tensor and pipeline axes) have the same states."""
+        data_rank = self.strategy.data.rank
+        return {f"random.{data_rank}.{key}": state for key, state in random_states(self.world.device).items()}
+
+    def open_store(self) -> "Store":
+        if self.store is None:
+            from src.checkpoint.store import Store  # torch.distributed.checkpoint, 1 s
+
+            self.store = Store(self.folder, self.run_id, self.plan.keep)
+        return self.store
+
+    def last_words(self) -> str:
+        """What an error says of what is left."""
+        if self.saved_step is None:
+            return "No checkpoint was saved before."
+        return f"The last good checkpoint is {self.folder / step_name(self.saved_step)}."
+
+    def finish(self) -> None:
+        """Wait for a save that is still going on."""
+        if self.store is not None:
+            self.store.close()
+            self.store = None

@@ -1,0 +1,59 @@
+"""What several tasks do: write the weights, ask every rank for its peak, find a checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from src.data.base import Data
+from src.evaluation import Metric
+from src.memory import peak_memory_bytes
+from src.position import Position
+from src.run import Experiment
+from src.world import World
+
+
+def save_weights(experiment: Experiment) -> None:
+    """model.safetensors: the bare model's names, written by rank 0, whole or not at all. Collective."""
+    weights = experiment.strategy.weights()
+    if weights is not None:
+        path = experiment.run_dir / "model.safetensors"
+        partial = path.with_suffix(".partial")
+        save_file(weights, partial)
+        partial.chmod((experiment.run_dir / "metrics.jsonl").stat().st_mode)  # safetensors makes it private
+        partial.replace(path)
+
+
+def peaks(world: World) -> list[int]:
+    """Every rank's peak memory, in bytes. Collective."""
+    table = torch.zeros(world.world_size, dtype=torch.int64, device=world.device)
+    table[world.world_rank] = peak_memory_bytes(world.device)
+    if world.world_size > 1:
+        dist.all_reduce(table)
+    return table.tolist()
+
+
+def metric_of(data: Data) -> Metric:
+    """What an evaluation gives beside the loss."""
+    return "perplexity" if data.kind == "tokens" else "accuracy"
+
+
+def build_trained(experiment: Experiment, checkpoint: str) -> Position:
+    """The strategy with a checkpoint's weights; where its run was. checkpoint: its folder or its run's. Collective."""
+    from src.checkpoint.whole import find  # torch.distributed.checkpoint
+
+    model = experiment.make_model()
+    experiment.reporter.update(
+        world_size=experiment.world.world_size,
+        data_parallel_size=experiment.sizes.data_parallel_size,
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+    experiment.strategy.build(model, experiment.optimizer, experiment.spec)
+    found: list[Any] = [str(find(Path(checkpoint)))] if experiment.world.is_main else [None]
+    if experiment.world.world_size > 1:
+        dist.broadcast_object_list(found, src=0)
+    position = experiment.snapshots.restore_weights(Path(found[0]))
+    experiment.reporter.update(steps=position.step, samples=position.samples, checkpoint=found[0])
+    return position
