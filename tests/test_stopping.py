@@ -10,7 +10,7 @@ import pytest
 
 from src.errors import Interrupted
 from src.launch.signals import interrupts
-from src.stopping import SECOND_WISH_SECONDS, Agreement, StopRequest
+from src.stopping import ASKING_SECONDS, MOST_STEPS_BETWEEN, SECOND_WISH_SECONDS, Agreement, StopRequest
 from src.world import World
 from tests.workers import Pool
 
@@ -119,7 +119,9 @@ def test_handlers_and_the_wakeup_file_are_as_before() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def steps_until_agreed(world: World, told: dict[int, tuple[int, int]]) -> tuple[int, int, bool]:
+def steps_until_agreed(
+    world: World, told: dict[int, tuple[int, int]], step_seconds: float = ASKING_SECONDS
+) -> tuple[int, int, bool]:
     """Step until all agree to stop: the step, the signal, and whether this rank's request says so.
 
     told: world rank -> (in which step it gets a signal, which).
@@ -128,11 +130,12 @@ def steps_until_agreed(world: World, told: dict[int, tuple[int, int]]) -> tuple[
     with interrupts() as stop:
         try:
             with stop.deferred():
-                for step in range(1, 50):
+                for step in range(1, 1000):
                     agreement.begin(stop)
                     at, number = told.get(world.world_rank, (0, 0))
                     if step == at:
                         tell(number)
+                    time.sleep(step_seconds)
                     agreed = agreement.end()
                     if agreed is not None:
                         raise Interrupted(agreed)
@@ -152,8 +155,46 @@ def test_ranks_that_were_told_different_things_agree_on_one(pool: Pool) -> None:
     assert pool.run(2, steps_until_agreed, told) == [(4, max(signal.SIGINT, signal.SIGTERM), True)] * 2
 
 
-def test_a_lone_rank_agrees_with_itself_and_needs_no_process_group() -> None:
-    assert steps_until_agreed(World(), {0: (2, signal.SIGTERM)}) == (3, signal.SIGTERM, True)
+def test_ranks_of_short_steps_stop_together_within_the_most_steps_between(pool: Pool) -> None:
+    [one, other] = pool.run(2, steps_until_agreed, {1: (200, signal.SIGTERM)}, 0.0)
+    assert one == other
+    assert 200 < one[0] <= 200 + MOST_STEPS_BETWEEN
+
+
+def steps_that_ask(world: World, step_seconds: float, steps: int) -> int:
+    agreement, stop, asked = Agreement(world), StopRequest(), 0
+    for _ in range(steps):
+        agreement.begin(stop)
+        asked += agreement.work is not None
+        time.sleep(step_seconds)
+        assert agreement.end() is None
+    return asked
+
+
+def test_short_steps_seldom_ask_and_long_ones_always(pool: Pool) -> None:
+    # At least 5 ms a step: once in at most 50 / 5 = 10, after the first two, which find out.
+    [asked, same] = pool.run(2, steps_that_ask, 0.005, 100)
+    assert asked == same
+    assert 1 + 100 // MOST_STEPS_BETWEEN <= asked < 50
+    assert pool.run(2, steps_that_ask, ASKING_SECONDS, 5) == [5, 5]
+
+
+def settle_after_the_last_step(world: World) -> tuple[int | None, int | None]:
+    agreement, stop = Agreement(world), StopRequest()
+    for _ in range(20):  # short ones, so that it would not be time to ask
+        agreement.begin(stop)
+        agreement.end()
+    before = agreement.settle(stop)
+    stop.signal_number = signal.SIGTERM if world.world_rank == 1 else None
+    return before, agreement.settle(stop)
+
+
+def test_after_the_last_step_ranks_can_ask_once_more(pool: Pool) -> None:
+    assert pool.run(2, settle_after_the_last_step) == [(None, signal.SIGTERM)] * 2
+
+
+def test_a_lone_rank_stops_after_the_step_in_which_it_was_told() -> None:
+    assert steps_until_agreed(World(), {0: (2, signal.SIGTERM)}, 0.0) == (2, signal.SIGTERM, True)
 
 
 def test_nobody_stops_whom_nobody_told() -> None:

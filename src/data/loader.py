@@ -9,8 +9,10 @@ conf/data/photographs.yaml, chosen with data=photographs:
     test: {_target_: mine.Photographs, split: test}
 """
 
+import os
 import random
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -24,6 +26,7 @@ from src.batch import Ids, MicroBatch, Request
 from src.data.base import Data, Source, mask_padding
 from src.environment import num_cores
 from src.errors import Refused
+from src.stopping import STOPPING
 
 MOST_WORKERS = 8  # that are started unasked, however many cores there are: each may hold a copy of the data
 
@@ -165,8 +168,22 @@ def random_state_kept() -> Iterator[None]:
 
 
 def leave_signals_to_parent(worker_id: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the rank stops its workers, which need not all say so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A terminal and many a scheduler signal every process; the rank needs its workers until it has saved.
+
+    It ends them by a SIGTERM of its own, and only the kernel tells that from another's.
+    """
+    for number in STOPPING:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=leave_when_told_by, args=(os.getppid(),), daemon=True).start()
+
+
+def leave_when_told_by(rank_pid: int) -> None:
+    """A worker's thread that waits for its rank's SIGTERM."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != rank_pid:
+        pass
+    os._exit(0)
 
 
 def pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from src.errors import Interrupted
-from src.stopping import StopRequest
-
-#: SIGUSR1 is what schedulers are often told to send some time before they kill.
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+from src.stopping import STOPPING, StopRequest
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from src.errors import Interrupted
 from src.launch.signals import interrupts, stop_signal, stop_signals
+from src.stopping import STOPPING
 from tests.command import QUICK, TRAIN, environment, metrics, summary
 from tests.processes import end_session, survivors, wait_until
 
@@ -127,6 +129,24 @@ def test_a_signal_to_the_parent_alone_ends_ranks_and_loaders(number: signal.Sign
     assert "Traceback" not in stdout + stderr
     assert stderr.splitlines()[-1] == f"shardlab: stopped by {number.name}"
     assert f"stopped by {number.name}" in (run_dir(tmp_path) / "train.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_loader_process_is_its_ranks_to_obey(tmp_path: Path) -> None:
+    with running(tmp_path, *ENDLESS, *WITH_LOADERS) as process:
+        ranks = psutil.Process(process.pid).children()
+        workers = [worker for rank in ranks for worker in rank.children()]
+        assert len(workers) >= 2 * 2
+        for worker in workers:
+            for number in STOPPING:
+                worker.send_signal(number)
+        done = steps_done(tmp_path)
+        assert wait_until(lambda: steps_done(tmp_path) >= done + 10, 30)
+        assert all(worker.is_running() for worker in workers)
+        process.terminate()
+        process.communicate(timeout=20)
+        assert process.returncode == 143
+        assert survivors(process.pid, within_seconds=5) == []
 
 
 @pytest.mark.slow
