@@ -26,7 +26,7 @@ LOOKS_PER_TIMEOUT = 4
 RETURN_SECONDS, CLOSING_SECONDS = 5.0, 60.0
 
 #: Where a rank's innermost Python frame stands while it waits for another rank, or for a device that does.
-WAITS = ("torch.distributed", "torch.autograd", "torch.nn.parallel", "deepspeed", "src")
+WAITS = ("torch.distributed", "torch.autograd", "torch.nn.parallel", "src")
 #: Of our own modules these compute, and may hang by themselves.
 COMPUTES = ("src.data", "src.models")
 #: Whose frames stand in a main thread that a person has stopped to look at.
