@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from src.strategies.base import State
 from src.strategies.deepspeed_engine import whole_parameter
-from src.strategies.state import STEP, Slots, at_least_1d, fresh_slots
+from src.strategies.state import STEP, Slots, at_least_1d, fresh_slots, shaped_as
 
 
 class Partition(NamedTuple):
@@ -96,7 +96,7 @@ def put_back(state: State, engine: Any) -> None:
         if isinstance(tensor, nn.Parameter):
             set_weights(tensor, gathered(given, device))
         else:
-            tensor.copy_(given.view(tensor.shape))
+            tensor.copy_(shaped_as(tensor, given))
     names = parameter_names(engine.module)
     for partition in begun_partitions(engine, state.plain["steps"], names):
         assert partition.slots is not None, "begun"
