@@ -71,6 +71,7 @@ class Trainer:
                 self.train_epoch(*self.position.in_epoch(self.plan.num_samples))
         if self.evaluation is None:  # resumed at its end
             self.evaluate()
+        self.control.rest()  # gathering and writing the weights, and closing a tracker, are no steps
         self.reporter.update(samples_per_second=self.pace.samples_per_second)
 
     def train_epoch(self, epoch: int, samples_done: int) -> None:
@@ -115,20 +116,24 @@ class Trainer:
         if self.limits.on_nonfinite == "skip" and not math.isfinite(self.reduce(loss_sum)):
             self.strategy.discard()
             log.warning("step %d: the loss is not finite; the step is skipped", position.step)
-            report, loss_sum, valid = StepReport(None, skipped=True), None, 0
+            report = StepReport(None, skipped=True)
         else:
             factor = self.schedule.factor(position.step - 1 - position.skipped_steps, self.total_steps)
             report = self.strategy.optimizer_step(factor, want_grad_norm=logged)
+            self.count_loss(loss_sum, valid)
         position.skipped_steps += report.skipped
         position.samples += len(batch.sample_ids)
-        if loss_sum is not None:
-            self.epoch_loss += loss_sum
-        self.epoch_targets = self.epoch_targets + valid
-        self.losses.add(position.step, loss_sum)
         self.pace.steps += 1
         self.pace.samples += len(batch.sample_ids)
         if logged:
             self.log_step(batch, loss_sum, report.grad_norm, valid)
+
+    def count_loss(self, loss_sum: Tensor | None, valid: int | Tensor) -> None:
+        """Add a step's loss to the epoch's. Its arguments are those of `log_step`."""
+        if loss_sum is not None:
+            self.epoch_loss += loss_sum
+        self.epoch_targets = self.epoch_targets + valid
+        self.losses.add(self.position.step, loss_sum)
 
     def valid_targets(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> int | Tensor:
         """Targets that count in this step, over all micro-batches and data ranks; at least 1.
@@ -218,10 +223,10 @@ class Trainer:
     def save(self, in_background: bool) -> None:
         """A checkpoint of this step, of nothing that is not finite. Collective."""
         self.pace.pause()
-        self.control.rest()
         self.settle_epoch_loss()
         if self.snapshots.monitor is not None and self.evaluation is None:
             self.evaluate()
+        self.control.rest()  # after the evaluation, whose beats would start the watch again
         path = self.snapshots.save(self.position, self.evaluation, in_background)
         self.reporter.update(checkpoint=str(path))
         self.pace.restart()

@@ -186,3 +186,25 @@ class BreaksForSeed1(Digits):
         if self.seed == 1:
             raise ZeroDivisionError("a fault for seed 1")
         super().prepare()
+
+
+class DigitsWithoutANumber(Digits):
+    """The training images of micro-batch number `at` (from 1) are NaN on rank `on_rank`."""
+
+    def __init__(self, on_rank: int, at: int, **digits: Any) -> None:
+        super().__init__(**digits)
+        self.on_rank, self.at = on_rank, at
+
+    def load(self, device: torch.device, seed: int, **place: int) -> tuple[Source, Source]:
+        train, test = super().load(device, seed, **place)
+        return (WithoutANumber(train, self.at) if place["data_rank"] == self.on_rank else train), test
+
+
+class WithoutANumber(Source):
+    def __init__(self, source: Source, at: int) -> None:
+        self.source, self.at = source, at
+        self.num_samples, self.targets_per_sample = source.num_samples, source.targets_per_sample
+
+    def stream(self, requests: Sequence[Request], epoch: int) -> Iterator[MicroBatch]:
+        for number, batch in enumerate(self.source.stream(requests, epoch), start=1):
+            yield batch._replace(inputs=batch.inputs * torch.nan) if number == self.at else batch
