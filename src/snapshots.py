@@ -1,6 +1,7 @@
 """Saving what a run needs to go on, and taking it back: the strategy's state, the position, the random numbers."""
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -46,7 +47,7 @@ class Snapshots:
         self.strategy, self.world, self.plan, self.seed = strategy, world, plan, seed
         self.folder, self.run_id = run_dir / FOLDER, run_id
         self.saved_step: int | None = None  # of the newest checkpoint
-        self.best: dict[str, Any] | None = None  # {"step", "value"} of the monitored one
+        self.best: dict[str, Any] | None = None  # {"step", "monitor", "value"} of the best of this folder
         self.store: Store | None = None
 
     @property
@@ -87,11 +88,12 @@ class Snapshots:
         if self.monitor is None or evaluation is None:
             return False
         value = evaluation[self.monitor]
-        is_better = self.best is None or (
-            value > self.best["value"] if self.monitor == "accuracy" else value < self.best["value"]
+        is_better = math.isfinite(value) and (
+            self.best is None
+            or (value > self.best["value"] if self.monitor == "accuracy" else value < self.best["value"])
         )
         if is_better:
-            self.best = {"step": step, "value": value}
+            self.best = {"step": step, "monitor": self.monitor, "value": value}
         return is_better
 
     def restore(self, checkpoint: Path) -> Position:
@@ -113,7 +115,10 @@ class Snapshots:
             restore_random_states(states, self.world.device)
         else:
             seed_all(self.seed, position.samples, self.strategy.data.rank)
-        self.saved_step, self.best = position.step, plain["best"]
+        self.saved_step = position.step
+        best, is_ours = plain["best"], checkpoint.parent.resolve() == self.folder.resolve()
+        # Of another folder it is not here to be kept, and another value is not to be compared with.
+        self.best = best if best is not None and is_ours and best["monitor"] == self.monitor else None
         log.info("going on from %s: step %d, %d samples", checkpoint, position.step, position.samples)
         return position
 
