@@ -45,9 +45,10 @@ def with_earlier_words(words: list[str]) -> list[str]:
         return words
     words = [*_still_meant(earlier, words), *words]
     if checkpoint is None:
-        if _value_of("hydra.run.dir", words) is None:
+        elsewhere = _value_of("hydra.run.dir", words)
+        if elsewhere is None:
             words.append(f"hydra.run.dir={_quoted(str(run_dir))}")
-        words += _own_subfolder(run_dir, words)
+        words += _own_subfolder(run_dir if elsewhere is None else Path(elsewhere), words)
     return words
 
 
@@ -138,7 +139,7 @@ def _target_problems(key: str, value: str) -> list[str]:
         return [f"{key}={value} is no run folder: it has no .hydra/overrides.yaml. Name one that train.py made."]
     if checkpoint is not None:
         return [f"{key}: {line} Name another." for line in check(checkpoint)]
-    found, damaged = newest(target / FOLDER)
+    found, damaged = newest((target / FOLDER).resolve())
     if found is None:
         why = f" {' '.join(damaged)}" if damaged else ""
         return [f"{key}={value} holds no whole checkpoint.{why} Name another run, or train one with checkpoint.every."]
@@ -160,9 +161,13 @@ def continuation(resume: str | None, run_dir: Path) -> dict[str, Any]:
 
     {"resume": checkpoint, "run_id", "wandb_id", "resumes": how many times now, "passed_over": damaged ones}.
     """
-    goes_on = may_hold_a_run(resume, run_dir)
-    if not goes_on:
-        return {} if resume is None else {"resume": str(Path(resume).resolve())}
+    if resume is None:
+        return {}
+    if not may_hold_a_run(resume, run_dir):
+        target, checkpoint = split_target(Path(resume))
+        found = checkpoint or newest((target / FOLDER).resolve())[0]
+        assert found is not None, "refused by `problems`"
+        return {"resume": str(found.resolve())}
     found, damaged = newest((run_dir / FOLDER).resolve())
     told: dict[str, Any] = {"resumes": resumes_of(run_dir), "passed_over": list(damaged), "resume": None}
     if found is not None:

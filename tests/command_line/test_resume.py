@@ -72,6 +72,18 @@ def test_a_checkpoint_begins_a_new_run(tmp_path: Path) -> None:
     assert sorted(path.name for path in run_dir.iterdir()) == before
 
 
+def test_a_pointer_or_a_run_begins_a_new_run_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    run_dir = unbroken(tmp_path)
+    before = sorted(path.name for path in run_dir.iterdir())
+    for number, source in enumerate([run_dir / "checkpoints" / "last", run_dir]):
+        words = [f"checkpoint.resume={source}", "trainer.max_steps=10", f"hydra.run.dir=new{number}"]
+        done = train(tmp_path, *words)
+        assert done.code == 0, done.text
+        assert [record["step"] for record in metrics(tmp_path / f"new{number}")] == [9, 10]
+        assert (tmp_path / f"new{number}" / ".hydra" / "overrides.yaml").is_file()
+    assert sorted(path.name for path in run_dir.iterdir()) == before
+
+
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
     run_dir = unbroken(tmp_path)
     [shard, *_] = sorted((run_dir / "checkpoints" / "step_00000008").glob("*.safetensors"))
