@@ -13,6 +13,11 @@ from src.strategies.base import Strategy
 Metric = Literal["accuracy", "perplexity"]
 
 
+def metric_of(kind: str) -> Metric:
+    """What an evaluation gives beside the loss. kind: of the data."""
+    return "perplexity" if kind == "tokens" else "accuracy"
+
+
 def evaluate(
     strategy: Strategy, test: Source, sizes: BatchSizes, device: torch.device, metric: Metric, beat: Callable[[], None]
 ) -> dict[str, float]:

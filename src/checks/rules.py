@@ -17,8 +17,10 @@ from src.checks.ranges import at, range_problems
 from src.checks.setting import known_setting, strategy_class
 from src.checks.trial import on_meta
 from src.errors import Refused
+from src.evaluation import metric_of
 from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
+from src.snapshots import MONITORS
 from src.strategies.base import Setting, Strategy, Support
 
 CONF = Path(__file__).parent.parent.parent / "conf"
@@ -54,7 +56,7 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
     if not unknowns:
         found += strategy.problems(setting)
         found += _model_problems(setting, strategy, config)
-    return list(dict.fromkeys(found + _pairing_problems(config)))
+    return list(dict.fromkeys(found + _pairing_problems(config) + _monitor_problems(config)))
 
 
 def _support_problems(setting: Setting, strategy: type[Strategy]) -> list[str]:
@@ -158,14 +160,32 @@ def _kind_problems(cfg: DictConfig) -> list[str]:
         model, data = (locate(str(target)) for target in targets)
     except ImportError:
         return []  # said by `resolve`
-    takes, gives = getattr(model, "inputs", None), getattr(data, "kind", None)
-    told = OmegaConf.select(cfg, "data.kind", throw_on_resolution_failure=False)  # of data of the user's own
-    gives = gives or (told if told in ("images", "tokens") else None)
+    takes = getattr(model, "inputs", None)
+    gives = _kind_of(data, OmegaConf.select(cfg, "data.kind", throw_on_resolution_failure=False))
     if takes is None or gives is None or takes == gives:
         return []
     return [
         f"model {targets[0]} takes {takes}, but data {targets[1]} gives {gives}."
         f" Choose a model for {gives}, or data of {takes}."
+    ]
+
+
+def _kind_of(data: Any, told: Any) -> str | None:
+    """What a data set gives, as far as that is known. data: its class. told: its key `kind`, of data of one's own."""
+    return getattr(data, "kind", None) or (told if told in ("images", "tokens") else None)
+
+
+def _monitor_problems(config: dict[str, Any]) -> list[str]:
+    """A value to keep the best checkpoint by that an evaluation on these data does not give."""
+    monitor, kind = (
+        at(config, "checkpoint.monitor"),
+        _kind_of(locate(config["data"]["_target_"]), at(config, "data.kind")),
+    )
+    if monitor not in MONITORS or kind is None or monitor in ("loss", metric_of(kind)):
+        return []
+    return [
+        f"checkpoint.monitor={monitor}: an evaluation on {kind} gives loss and {metric_of(kind)}."
+        f" Use checkpoint.monitor=loss or checkpoint.monitor={metric_of(kind)}."
     ]
 
 

@@ -1,8 +1,8 @@
 """task=evaluate: loss and accuracy or perplexity of a checkpoint on the test set, under any strategy and world size."""
 
-from src.evaluation import evaluate
+from src.evaluation import evaluate, metric_of
 from src.run import Experiment
-from src.tasks.parts import build_trained, metric_of, peaks
+from src.tasks.parts import build_trained, peaks
 
 
 class Evaluate:
@@ -17,7 +17,7 @@ class Evaluate:
         _, test = experiment.data.load(
             world.device, experiment.seed, data_rank=strategy.data.rank, local_size=world.local_size
         )
-        metric = metric_of(experiment.data)
+        metric = metric_of(experiment.data.kind)
         found = evaluate(strategy, test, experiment.sizes, world.device, metric, experiment.control.beat)
         experiment.reporter.evaluated({"step": position.step, **found})
         experiment.reporter.update(peak_memory_bytes=peaks(world))

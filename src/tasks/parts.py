@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from src.data.base import Data
-from src.evaluation import Metric
 from src.memory import peak_memory_bytes
 from src.position import Position
 from src.run import Experiment
@@ -33,11 +31,6 @@ def peaks(world: World) -> list[int]:
     if world.world_size > 1:
         dist.all_reduce(table)
     return table.tolist()
-
-
-def metric_of(data: Data) -> Metric:
-    """What an evaluation gives beside the loss."""
-    return "perplexity" if data.kind == "tokens" else "accuracy"
 
 
 def build_trained(experiment: Experiment, checkpoint: str) -> Position:

@@ -1,8 +1,9 @@
 """task=train: train, evaluate, save the weights once."""
 
+from src.evaluation import metric_of
 from src.random_state import seed_all
 from src.run import Experiment
-from src.tasks.parts import metric_of, peaks, save_weights
+from src.tasks.parts import peaks, save_weights
 from src.trainer import Trainer
 
 
@@ -41,7 +42,7 @@ class Train:
             experiment.reporter,
             experiment.snapshots,
             experiment.control,
-            metric=metric_of(experiment.data),
+            metric=metric_of(experiment.data.kind),
             position=position,
         )
         trainer.fit()

@@ -42,6 +42,17 @@ def test_a_rule_names_every_shipped_strategy_that_could_do_it() -> None:
     assert line.endswith("or sharding=none.")
 
 
+@pytest.mark.parametrize(
+    ("data", "other", "given"),
+    [(["data=digits"], "perplexity", "accuracy"), (["data=text", "model=gpt_tiny"], "accuracy", "perplexity")],
+)
+def test_only_what_an_evaluation_gives_can_be_monitored(data: list[str], other: str, given: str) -> None:
+    assert problems(*data, f"checkpoint.monitor={given}") == []
+    assert problems(*data, "checkpoint.monitor=loss") == []
+    [line] = problems(*data, f"checkpoint.monitor={other}")
+    assert line.endswith(f"Use checkpoint.monitor=loss or checkpoint.monitor={given}.")
+
+
 def test_unknown_keys_do_not_hide_the_rules() -> None:
     lines = problems("+trainer.foo=1", "+sharding.foo=1", "strategy=ddp", "sharding=zero3", "seed=-1")
     assert len(lines) == 4
