@@ -16,7 +16,7 @@ from src import config as schema
 from src.command.job import in_sweep, job_problems, task_overrides
 from src.command.refuse import REFUSED, print_refusal, vouched_for
 from src.command.resume import AUTO, continuation, is_finished, with_earlier_words
-from src.environment import torchrun_ranks
+from src.environment import restart_count, torchrun_ranks
 from src.errors import Failed, Interrupted, Refused
 
 FAILED = 1
@@ -171,4 +171,9 @@ def joins_as_follower() -> bool:
     if os.environ.get("LOCAL_RANK") is not None:
         sys.argv = [word for word in sys.argv if not word.startswith(("--local_rank=", "--local-rank="))]
     ranks = torchrun_ranks()
-    return ranks is not None and ranks.world_rank > 0
+    if ranks is None or restart_count() == 0:
+        return ranks is not None and ranks.world_rank > 0
+    from src.launch import parent  # torch
+
+    # Started again: rank 0 as well takes what the first one was given, folder and all.
+    return ranks.world_rank > 0 or parent.was_given()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import QUICK, Outcome, summary
+from tests.command import QUICK, Outcome, metrics, summary
 from tests.command_server import Served, serve
 from tests.launch.test_torchrun import torchrun
 from tests.processes import survivors
@@ -40,6 +40,17 @@ def test_a_killed_rank_is_started_again_and_the_run_finishes(tmp_path: Path) -> 
     logs = (outcome.run_dir() / "rank_1.log").read_text()
     assert len(re.findall("rank 1 of 2, process", logs)) == 2
     assert logs.count(", restart 1") == 1
+
+
+def test_ranks_that_are_started_again_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    words = [*ONCE, "+data.what=SIGKILL", "+data.at=4", "trainer.max_steps=6", "checkpoint.every=2"]
+    outcome = serve(tmp_path, *QUICK, *words, "launch.max_restarts=1")
+    assert outcome.code == 0, outcome.text
+    # Killed before step 4; step 3 was not saved and is taken again.
+    assert [record["step"] for record in metrics(outcome.run_dir())] == [1, 2, 3, 3, 4, 5, 6]
+    assert [record["step"] for record in metrics(outcome.run_dir(), "resume")] == [2]
+    first, again = metrics(outcome.run_dir())[2:4]
+    assert (first["loss"], first["batch_hash"]) == (again["loss"], again["batch_hash"])
 
 
 def test_a_failure_is_told_with_its_traceback_before_each_restart(tmp_path: Path) -> None:
@@ -91,6 +102,7 @@ def test_a_negative_number_of_restarts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow  # 15 s of torchrun's
 def test_torchruns_own_restarts_work(tmp_path: Path) -> None:
     words = [*QUICK, *ONCE, "+data.what=SIGKILL"]
-    outcome = torchrun(tmp_path, *words, options=("--max-restarts=1",))
+    outcome = torchrun(tmp_path, *words, "checkpoint.every=1", options=("--max-restarts=1",))
     assert outcome.code == 0, outcome.text
-    assert [summary(folder)["status"] for folder in outcome.run_dirs()].count("finished") == 1
+    assert summary(outcome.run_dir())["status"] == "finished"
+    assert [record["step"] for record in metrics(outcome.run_dir())] == [1, 2]
