@@ -180,7 +180,7 @@ def build(
             trainer["on_nonfinite"],
         ),
         reporter=reporter,
-        snapshots=Snapshots(strategy, world, run_dir, info.get("run_id", run_dir.name), plan, seed),
+        snapshots=Snapshots(strategy, world, run_dir, info.get("run_id", "run"), plan, seed),
         resume=starting_point(run_dir, info, world),
         control=control,
     )
