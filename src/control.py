@@ -31,10 +31,14 @@ class Control:
     def begin_step(self) -> None:
         self.agreement.begin(self.stop)
 
-    def end_step(self) -> int | None:
-        """The signal that all ranks stop for after this step; None: go on."""
+    def end_step(self, is_last: bool) -> int | None:
+        """The signal that all ranks stop for after this step; None: go on.
+
+        is_last: of the run, after which nobody would ask again whether one came since the step began.
+        """
         self.beat()
-        return self.agreement.end()
+        number = self.agreement.end()
+        return self.agreement.settle(self.stop) if number is None and is_last else number
 
     def beat(self) -> None:
         """There is progress."""

@@ -86,7 +86,7 @@ class Trainer:
                 self.end_epoch(epoch)
             if is_last or (ends_epoch if every is None else self.position.step % every == 0):
                 self.evaluate()
-            signal_number = self.control.end_step()
+            signal_number = self.control.end_step(is_last)
             if signal_number is not None or self.snapshots.is_due(self.position.step, is_last):
                 self.save(in_background=signal_number is None)
             if signal_number is not None:

@@ -1,13 +1,17 @@
-"""The loop's own business: losses that are not finite, and who watches it while."""
+"""The loop's own business: losses that are not finite, who watches it while, and a signal in its last step."""
 
+import signal
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from src import trainer
 from src.control import Control
+from src.errors import Interrupted
 from src.snapshots import Snapshots
+from src.stopping import StopRequest
 from tests.composing import composed, run_in
 from tests.workers import Pool
 
@@ -71,3 +75,29 @@ def test_nobody_watches_while_a_checkpoint_is_written_and_after_the_last_step(po
     [(at_saves, at_end)] = pool.run(1, watched, config, str(tmp_path))
     assert at_saves == [False, False]
     assert not at_end
+
+
+def signalled_in_the_last_evaluation(world: Any, config: dict[str, Any], run_dir: str) -> int | None:
+    """The signal that this rank stops for, when the last rank gets one while the run's last step evaluates."""
+    from src.run import run
+
+    stop, evaluate = StopRequest(), trainer.evaluate
+
+    def interrupted(*arguments: Any) -> dict[str, float]:
+        if world.world_rank == world.world_size - 1:
+            assert not stop.receive(signal.SIGTERM), "deferred"
+        return evaluate(*arguments)
+
+    with mock.patch.object(trainer, "evaluate", interrupted):
+        try:
+            run(config, Path(run_dir), {}, world, stop)
+        except Interrupted as ending:
+            return ending.signal_number
+    return None
+
+
+def test_a_signal_in_the_last_step_saves_on_all_ranks(pool: Pool, tmp_path: Path) -> None:
+    config, problems = composed(*SMALL, "launch.nproc=2", "launch.device=cpu", "tracking=off")
+    assert not problems
+    assert pool.run(2, signalled_in_the_last_evaluation, config, str(tmp_path)) == [signal.SIGTERM] * 2
+    assert (tmp_path / "checkpoints" / "last").read_text().strip() == "step_00000006"
