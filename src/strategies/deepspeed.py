@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -191,8 +192,11 @@ class DeepSpeed(Strategy):
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """All ranks on one axis, for what a checkpoint takes from a partitioned engine."""
-        return make_mesh(self.spec.world, Sharding("zero3"))
+        """All ranks on one axis, for what a checkpoint takes from a partitioned engine.
+
+        Of the host's memory: on a mesh of GPUs a DTensor would move the copies of all its parts back to them.
+        """
+        return make_mesh(replace(self.spec.world, device=torch.device("cpu")), Sharding("zero3"))
 
     def state(self) -> State:
         average_buffers(self.engine.module, self.data)

@@ -219,4 +219,4 @@ def own_part(full: Tensor, mesh: DeviceMesh) -> DTensor:
 
 def gathered(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of `own_part`, whole on `device`. Collective."""
-    return cast(DTensor, tensor.to(device)).full_tensor()
+    return cast(DTensor, tensor).full_tensor().to(device)
