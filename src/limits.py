@@ -12,7 +12,7 @@ class Limits:
     """All in optimizer steps but epochs. eval_every None: after each epoch.
 
     on_nonfinite: what a NaN or infinite loss does: end the run at the next logged or saved step, or skip its own step
-    (for which every step waits for its loss).
+    (for which every step waits for its loss), until too many in a row are.
     """
 
     epochs: int

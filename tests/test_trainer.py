@@ -40,6 +40,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rank(pool: Po
         run_in(pool, 2, tmp_path / "run", *NAN_IN_STEP_3, "trainer.log_every=4")
 
 
+def test_weights_that_are_lost_end_the_run_before_they_push_out_the_last_good_checkpoint(
+    pool: Pool, tmp_path: Path
+) -> None:
+    # The first update, by a learning rate of 1e30, ruins them; the losses from the second step on are not finite.
+    words = [*SMALL, "trainer.max_steps=40", "trainer.epochs=9", "optimizer=sgd", "optimizer.lr=1e30"]
+    words += ["checkpoint.every=1", "checkpoint.keep=1", "trainer.on_nonfinite=skip"]
+    with pytest.raises(Exception, match=r"step 11: the loss of 10 steps in a row is not finite.*step_00000001\."):
+        run_in(pool, 2, tmp_path / "run", *words)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*")] == ["step_00000001"]
+
+
 def watched(world: Any, config: dict[str, Any], run_dir: str) -> tuple[list[bool], bool]:
     """Whether somebody watches for beats while each checkpoint is written, and at the end of the run."""
     from src.run import run
