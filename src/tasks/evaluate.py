@@ -19,5 +19,6 @@ class Evaluate:
         )
         metric = metric_of(experiment.data.kind)
         found = evaluate(strategy, test, experiment.sizes, world.device, metric, experiment.control.beat)
+        experiment.control.rest()  # what a tracker takes to close is no hang
         experiment.reporter.evaluated({"step": position.step, **found})
         experiment.reporter.update(peak_memory_bytes=peaks(world))
