@@ -32,7 +32,7 @@ class Splittable(Protocol):
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
     """`model` with every parameter a DTensor on `mesh` (one axis), split as its plan says. In place.
 
-    Every rank must hold the same weights: each keeps its part of its own, and nothing is sent.
+    Every rank must hold the same weights: each cuts its part of its own. What is whole (`Whole`) torch sends around.
     """
     plan = cast(Splittable, model).tensor_plan(sequence_parallel)
     parallelize_module(model, mesh, plan, src_data_rank=None)
