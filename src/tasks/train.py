@@ -3,6 +3,7 @@
 from src.evaluation import metric_of
 from src.random_state import seed_all
 from src.run import Experiment
+from src.tasks.disk_space import warn_if_short
 from src.tasks.parts import peaks, save_weights
 from src.trainer import Trainer
 
@@ -13,11 +14,13 @@ class Train:
     def __call__(self, experiment: Experiment) -> None:
         world, strategy = experiment.world, experiment.strategy
         model = experiment.make_model()
+        parameters = sum(p.numel() for p in model.parameters())
         experiment.reporter.update(
             world_size=world.world_size,
             data_parallel_size=experiment.sizes.data_parallel_size,
-            parameters=sum(p.numel() for p in model.parameters()),
+            parameters=parameters,
         )
+        warn_if_short(experiment, parameters)
         strategy.build(model, experiment.optimizer, experiment.spec)
         # From here on data ranks draw differently (dropout), but the same at every start.
         seed_all(experiment.seed, 0, strategy.data.rank)
