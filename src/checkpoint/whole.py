@@ -1,11 +1,14 @@
 """Which checkpoints in a folder are whole. Reads only, and no file that a manifest does not name."""
 
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from src.checkpoint.failures import CheckpointDamaged
-from src.checkpoint.manifest import SUFFIX, FileInfo, file_digest, read_manifest
+from src.checkpoint.manifest import SUFFIX, FileInfo, Manifest, file_digest, read_manifest
 
 #: Names hold nothing that Hydra's command line or a shell would want quoted.
 STEP_NAME = re.compile(r"step_([0-9]{8,})")
@@ -36,7 +39,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def check(checkpoint: Path, contents: bool = True) -> list[str]:
     """What is wrong with a checkpoint, a sentence a fault; empty for a whole one.
 
-    contents: compare digests too, which reads every byte; without, only sizes.
+    contents: compare digests too, which reads every byte, and what the files say of themselves; without, only sizes.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -52,7 +55,8 @@ def check(checkpoint: Path, contents: bool = True) -> list[str]:
         found = readers.map(
             lambda name: _file_problem(checkpoint / name, manifest.files[name], contents), manifest.files
         )
-        return problems + [problem for problem in found if problem]
+        problems += [problem for problem in found if problem]
+    return problems or (_header_problems(checkpoint, manifest) if contents else [])
 
 
 def _file_problem(path: Path, info: FileInfo, contents: bool) -> str | None:
@@ -67,6 +71,21 @@ def _file_problem(path: Path, info: FileInfo, contents: bool) -> str | None:
     except OSError as error:  # a disk with a bad spot; another checkpoint may be sound
         return f"{path} can't be read: {error}."
     return None
+
+
+def _header_problems(checkpoint: Path, manifest: Manifest) -> list[str]:
+    """Whether the files hold all of the tensors. A digest only shows that a file is the one that its writer vouched
+    for, whoever that was."""
+    elements = dict.fromkeys(manifest.tensors, 0)
+    for name in manifest.files:
+        try:
+            with safe_open(checkpoint / name, framework="numpy") as file:
+                for tensor in file.keys():  # noqa: SIM118 - no mapping
+                    elements[tensor] = elements.get(tensor, 0) + math.prod(file.get_slice(tensor).get_shape())
+        except (SafetensorError, OSError) as error:
+            return [f"{checkpoint / name} can't be read: {error}."]
+    missing = [name for name, info in manifest.tensors.items() if elements[name] != math.prod(info.shape)]
+    return [f"{checkpoint} does not hold all of {missing[0]}: its files don't fit its manifest."] if missing else []
 
 
 def whole_checkpoints(folder: Path, contents: bool = False) -> list[Path]:
