@@ -14,6 +14,7 @@ import yaml
 
 from src.checkpoint.manifest import read_manifest
 from src.checkpoint.whole import BEST, FOLDER, LAST, check, newest_whole, pointed, step_of
+from src.command.vouching import refuse_what_chooses_code
 
 KEY, SOURCE_KEY = "checkpoint.resume", "task.checkpoint"
 _RESUME = re.compile(r"resume-(\d+)")
@@ -24,7 +25,8 @@ AUTO = "auto"
 def with_earlier_words(words: list[str]) -> list[str]:
     """The command line's words with those of the run that checkpoint.resume names before them.
 
-    Says nothing of what is wrong: the checks do, once everything is composed.
+    Says nothing of what is wrong: the checks do, once everything is composed. But a word that could choose code must
+    not come so far: then it raises Refused.
     """
     if "-m" in words or "--multirun" in words:
         return words
@@ -32,7 +34,7 @@ def with_earlier_words(words: list[str]) -> list[str]:
     if source is not None:
         run_dir, _ = split_target(Path(source))
         # What was trained, not how long, nor where its own training began.
-        return [*_still_meant(earlier_overrides(run_dir) or [], [*words, "task="]), *words]
+        return [*_still_meant(earlier_overrides(run_dir) or [], [*words, "task="], run_dir), *words]
     if target == AUTO:
         folder = _value_of("hydra.run.dir", words)
         return words if folder is None else words + _own_subfolder(Path(folder), words)
@@ -43,7 +45,7 @@ def with_earlier_words(words: list[str]) -> list[str]:
     earlier = earlier_overrides(run_dir)
     if earlier is None:
         return words
-    words = [*_still_meant(earlier, words), *words]
+    words = [*_still_meant(earlier, words, run_dir), *words]
     if checkpoint is None:
         elsewhere = _value_of("hydra.run.dir", words)
         if elsewhere is None:
@@ -85,8 +87,8 @@ def _own_subfolder(run_dir: Path, words: list[str]) -> list[str]:
     return [f"hydra.output_subdir=.hydra/resume-{resumes_of(run_dir) + 1}"]
 
 
-def _still_meant(earlier: list[str], today: list[str]) -> list[str]:
-    """The earlier overrides that today's leave in force.
+def _still_meant(earlier: list[str], today: list[str], run_dir: Path) -> list[str]:
+    """The overrides of the earlier run in `run_dir` that today's leave in force.
 
     One of the same key is replaced. A group that is chosen anew takes with it what was set below the old choice; a
     strategy, which brings its natural sharding, takes the sharding as well.
@@ -95,7 +97,9 @@ def _still_meant(earlier: list[str], today: list[str]) -> list[str]:
     chosen = {key for key in keys if "." not in key}
     if "strategy" in chosen:
         chosen.add("sharding")
-    return [word for word in earlier if _key(word) not in keys | chosen and _key(word).split(".")[0] not in chosen]
+    left = [word for word in earlier if _key(word) not in keys | chosen and _key(word).split(".")[0] not in chosen]
+    refuse_what_chooses_code(left, run_dir)
+    return left
 
 
 def _key(word: str) -> str:
