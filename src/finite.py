@@ -1,10 +1,19 @@
 """Finding the loss that was not finite, without waiting for the device on a step that is not logged."""
 
+import logging
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from src.world import World
+
+log = logging.getLogger(__name__)
+
+#: Then the weights are at fault rather than the batches: going on would only prune the good checkpoints away.
+MOST_SKIPPED_IN_A_ROW = 10
+REMEDY = "Lower optimizer.lr, or set trainer.max_grad_norm."
 
 
 class NonFiniteLoss(RuntimeError):  # noqa: N818 - an outcome, named like the others
@@ -17,6 +26,17 @@ class LossWatch:
     def __init__(self, world: World) -> None:
         self.world = world
         self.seen: list[tuple[int, Tensor]] = []
+        self.skipped_in_a_row = 0
+
+    def skip(self, step: int, what_is_left: Callable[[], str]) -> None:
+        """Count a step that was dropped for its loss. Raises NonFiniteLoss where it is time to give up."""
+        self.skipped_in_a_row += 1
+        log.warning("step %d: the loss is not finite; the step is skipped", step)
+        if self.skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
+            raise NonFiniteLoss(
+                f"step {step}: the loss of {self.skipped_in_a_row} steps in a row is not finite."
+                f" {what_is_left()} {REMEDY}"
+            )
 
     def add(self, step: int, loss_sum: Tensor | None) -> None:
         """loss_sum: this rank's, scalar, detached; None where it holds none."""

@@ -84,6 +84,7 @@ def run(
         try:
             task(experiment)
         finally:
+            experiment.snapshots.abandon()
             experiment.strategy.close()
     except Interrupted as interrupted:
         reporter.close("interrupted", str(interrupted), interrupted.exit_code)

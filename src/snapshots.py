@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from src.checkpoint.whole import FOLDER, step_name
+from src.checkpoint.whole import FOLDER, newest_whole, step_name
+from src.finite import REMEDY, NonFiniteLoss
 from src.position import Position
 from src.random_state import random_states, restore_random_states, seed_all
 from src.strategies.base import Strategy
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from src.checkpoint.store import Store
 
 log = logging.getLogger(__name__)
+
+ABANDON_SECONDS = 10.0
 
 Monitor = Literal["loss", "accuracy", "perplexity"]
 MONITORS = get_args(Monitor)
@@ -47,6 +52,7 @@ class Snapshots:
         self.strategy, self.world, self.plan, self.seed = strategy, world, plan, seed
         self.folder, self.run_id = run_dir / FOLDER, run_id
         self.saved_step: int | None = None  # of the newest checkpoint
+        self.began_from: Path | None = None
         self.best: dict[str, Any] | None = None  # {"step", "monitor", "value"} of the best of this folder
         self.store: Store | None = None
 
@@ -64,6 +70,12 @@ class Snapshots:
         if position.step == self.saved_step:
             return path
         state = self.strategy.state()
+        if not all_finite(state.tensors, self.world):
+            # The loss of this step was finite; what it did to the weights was not.
+            raise NonFiniteLoss(
+                f"step {position.step}: weights or optimizer states are not finite, and are not saved."
+                f" {self.last_words()} {REMEDY}"
+            )
         is_best = self.note_best(position.step, evaluation)
         plain = {
             "position": position.plain(),
@@ -115,7 +127,7 @@ class Snapshots:
             restore_random_states(states, self.world.device)
         else:
             seed_all(self.seed, position.samples, self.strategy.data.rank)
-        self.saved_step = position.step
+        self.saved_step, self.began_from = position.step, checkpoint
         best, is_ours = plain["best"], checkpoint.parent.resolve() == self.folder.resolve()
         # Of another folder it is not here to be kept, and another value is not to be compared with.
         self.best = best if best is not None and is_ours and best["monitor"] == self.monitor else None
@@ -145,13 +157,33 @@ class Snapshots:
         return self.store
 
     def last_words(self) -> str:
-        """What an error says of what is left."""
-        if self.saved_step is None:
-            return "No checkpoint was saved before."
-        return f"The last good checkpoint is {self.folder / step_name(self.saved_step)}."
+        """What an error says of what is left to go on from."""
+        newest, _ = newest_whole(self.folder, contents=False)
+        newest = newest or self.began_from
+        return "No checkpoint was saved before." if newest is None else f"The last good checkpoint is {newest}."
 
     def finish(self) -> None:
         """Wait for a save that is still going on."""
         if self.store is not None:
             self.store.close()
             self.store = None
+
+    def abandon(self) -> None:
+        """On the way out of a failed run: give a save that is going on a few seconds, and wait no longer.
+
+        Its peers may be gone; what it has begun then stays hidden.
+        """
+        if self.store is not None:
+            self.store.abandon(ABANDON_SECONDS)
+
+
+def all_finite(tensors: dict[str, Tensor], world: World) -> bool:
+    """Whether no rank's part of any floating-point tensor holds NaN or infinity. Collective."""
+    bad = torch.zeros((), device=world.device)
+    for tensor in tensors.values():
+        part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if part.is_floating_point():
+            bad += (~torch.isfinite(part)).any().to(bad)
+    if world.world_size > 1:
+        dist.all_reduce(bad)
+    return float(bad) == 0.0

@@ -26,9 +26,6 @@ from src.world import World
 
 log = logging.getLogger(__name__)
 
-#: Samples that make a loss infinite come by themselves. So many steps in a row come of the weights, and never end.
-MOST_SKIPPED_IN_A_ROW = 10
-
 
 class Trainer:
     """Runs `strategy` over `train`, evaluating on `test`.
@@ -62,7 +59,6 @@ class Trainer:
         self.epoch_loss = torch.zeros((), device=self.device)  # since position.loss_sum was last brought up to date
         self.epoch_targets: int | Tensor = 0
         self.losses = LossWatch(world)
-        self.skipped_in_a_row = 0  # for a loss that is not finite
         self.pace = Pace(self.device)
         self.evaluation: dict[str, float] | None = None  # of the weights as they are
 
@@ -92,7 +88,7 @@ class Trainer:
                 self.evaluate()
             signal_number = self.control.end_step(is_last)
             # While steps are skipped the weights may be to blame, and a save would push out the last good ones.
-            is_due = self.snapshots.is_due(self.position.step, is_last) and not self.skipped_in_a_row
+            is_due = self.snapshots.is_due(self.position.step, is_last) and not self.losses.skipped_in_a_row
             if signal_number is not None or is_due:
                 self.save(in_background=signal_number is None)
             if signal_number is not None:
@@ -118,32 +114,24 @@ class Trainer:
         # Only a logged step waits for the device.
         logged = position.step % self.limits.log_every == 0 or position.step in (1, self.total_steps)
         valid = self.valid_targets(batch, microbatches)
+        if self.limits.on_nonfinite == "skip":
+            self.strategy.remember()
         loss_sum = self.strategy.forward_backward(microbatches, valid)
         if self.limits.on_nonfinite == "skip" and not math.isfinite(self.reduce(loss_sum)):
-            report = self.skip_step()
+            self.strategy.discard()
+            self.losses.skip(position.step, self.snapshots.last_words)
+            report = StepReport(None, skipped=True)
         else:
             factor = self.schedule.factor(position.step - 1 - position.skipped_steps, self.total_steps)
             report = self.strategy.optimizer_step(factor, want_grad_norm=logged)
             self.count_loss(loss_sum, valid)
-            self.skipped_in_a_row = 0
+            self.losses.skipped_in_a_row = 0
         position.skipped_steps += report.skipped
         position.samples += len(batch.sample_ids)
         self.pace.steps += 1
         self.pace.samples += len(batch.sample_ids)
         if logged:
             self.log_step(batch, loss_sum, report.grad_norm, valid)
-
-    def skip_step(self) -> StepReport:
-        """Drop a step whose loss is not finite. Raises NonFiniteLoss where it is time to give up."""
-        self.strategy.discard()
-        self.skipped_in_a_row += 1
-        log.warning("step %d: the loss is not finite; the step is skipped", self.position.step)
-        if self.skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
-            raise NonFiniteLoss(
-                f"step {self.position.step}: the loss of {self.skipped_in_a_row} steps in a row is not finite."
-                f" {self.snapshots.last_words()} Lower optimizer.lr, or set trainer.max_grad_norm."
-            )
-        return StepReport(None, skipped=True)
 
     def count_loss(self, loss_sum: Tensor | None, valid: int | Tensor) -> None:
         """Add a step's loss to the epoch's. Its arguments are those of `log_step`."""

@@ -1,7 +1,8 @@
 """The checkpoints that a run writes, at once or while training goes on."""
 
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +38,6 @@ class Store:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
         assert isinstance(group, dist.ProcessGroup)
         self.group = group
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.buffers = HostBuffers()
         self.pending: Future[None] | None = None
         self._on_rank_0(self.shelf.remove_leftovers)
@@ -63,7 +63,7 @@ class Store:
         """
         self.wait()
         writer = Writer(self.shelf, step, state, best, self.buffers if asynchronous else None)
-        self.pending = self.thread.submit(self._write, dict(tensors), writer)
+        self.pending = in_thread(self._write, dict(tensors), writer)
         if asynchronous:
             wait_for([self.pending, writer.copied], return_when=FIRST_COMPLETED)
         if not writer.copied.done() or not asynchronous:  # not copied: no rank has begun to write
@@ -76,13 +76,15 @@ class Store:
             pending.result()
 
     def close(self) -> None:
-        """Wait for the last save, and give up the thread and the process group."""
-        try:
-            self.wait()
-        finally:
-            self.thread.shutdown()
-        # Not in the `finally`: after an error peers may be gone, and leaving together would wait for them.
+        """Wait for the last save, and give up the process group."""
+        self.wait()
+        # Not in a `finally`: after an error peers may be gone, and leaving together would wait for them.
         dist.destroy_process_group(self.group)
+
+    def abandon(self, seconds: float) -> None:
+        """Give a save that is going on so many seconds more, whatever comes of it. Not collective."""
+        if self.pending is not None:
+            wait_for([self.pending], timeout=seconds)
 
     def _write(self, tensors: dict[str, Any], writer: Writer) -> None:
         try:
@@ -122,3 +124,21 @@ class Store:
         dist.broadcast_object_list(told, src=0, group=self.group)
         if told[0]:
             raise CheckpointFailed(f"{self.shelf.folder} can't be used for checkpoints: {told[0]}.")
+
+
+def in_thread(function: Callable[..., None], *arguments: Any) -> "Future[None]":
+    """Call `function` in a thread that does not keep the process alive.
+
+    An executor's would: a failed rank then stays until its peers, which may be gone, have answered the last save.
+    """
+    future: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            function(*arguments)
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="checkpoint", daemon=True).start()
+    return future

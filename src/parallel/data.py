@@ -6,7 +6,7 @@ unlike DistributedDataParallel it takes parameters that are split over other axe
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from src.precision import Precision
 from src.sharding import Sharding
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import OffloadPolicy
+    from torch.distributed.fsdp import FSDPModule, OffloadPolicy
 
 
 def data_parallel(model: nn.Module, mesh: DeviceMesh, precision: Precision, sharding: Sharding) -> nn.Module:
@@ -45,6 +45,13 @@ def data_parallel(model: nn.Module, mesh: DeviceMesh, precision: Precision, shar
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def sync_gradients(model: nn.Module, is_last: bool, sync_each_microbatch: bool) -> None:
+    """Whether the next backward of a `data_parallel` model reduces gradients, and whether it is the step's last."""
+    wrapped = cast("FSDPModule", model)
+    wrapped.set_is_last_backward(is_last)
+    wrapped.set_requires_gradient_sync(is_last or sync_each_microbatch)
 
 
 def _sharded(mesh: DeviceMesh, sharding: Sharding) -> Callable[..., Any]:

@@ -52,9 +52,9 @@ class AutogradStrategy(Strategy):
 
     def make_scaler(self, spec: BuildSpec) -> torch.amp.GradScaler:
         """A scaler whose verdict on overflow is shared: with a rank's own, one rank steps and another skips."""
-        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # 0.9 s to import
+        from src.strategies.scaler import SharedScaler  # 0.9 s to import
 
-        return ShardedGradScaler(spec.world.device.type)
+        return SharedScaler(spec.world.device.type)
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
         """Entered around forward *and* backward of a micro-batch; gradients need to meet only at the last."""
@@ -121,7 +121,7 @@ class AutogradStrategy(Strategy):
             # schedule must not advance on a skipped step.
             before, self.scale = self.scale, self.scaler.get_scale()
             skipped = self.scale < before
-        self.discard()
+        self.forget_gradients()
         return StepReport(norm, skipped)
 
     def clip(self, max_norm: float) -> Tensor:
@@ -176,9 +176,27 @@ class AutogradStrategy(Strategy):
         """`load_state` of model and optimizer alone."""
         states.put_back(state, self.bare_modules(), self.optimizer)
 
-    def discard(self) -> None:
+    def forget_gradients(self) -> None:
         for parameter in self.trained:
             parameter.grad = None
+
+    def remember(self) -> None:
+        self.kept = kept_buffers(self.model)
+
+    def discard(self) -> None:
+        self.forget_gradients()
+        put_back_buffers(self.model, self.kept)
+
+
+def kept_buffers(model: nn.Module) -> list[Tensor]:
+    """Copies of the buffers: a forward that meets NaN leaves it in BatchNorm's statistics for good."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+@torch.no_grad()
+def put_back_buffers(model: nn.Module, kept: list[Tensor]) -> None:
+    for buffer, copy in zip(model.buffers(), kept, strict=True):
+        buffer.copy_(copy)
 
 
 def average_buffers(model: nn.Module, axis: Axis) -> None:

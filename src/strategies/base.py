@@ -182,8 +182,15 @@ class Strategy(ABC):
         """
 
     @abstractmethod
+    def remember(self) -> None:
+        """Before a step that may be discarded: keep what forward itself changes, which is the buffers."""
+
+    @abstractmethod
     def discard(self) -> None:
-        """Instead of optimizer_step: forget the gradients, change nothing. Every rank calls it, or none."""
+        """Instead of optimizer_step: forget the gradients, and put back what `remember` kept; nothing has changed then.
+
+        Every rank calls it, or none.
+        """
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum of what the ranks hold of the loss, in place; the same value on every rank.

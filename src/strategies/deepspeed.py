@@ -22,7 +22,7 @@ from src.mesh import make_mesh
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
 from src.sharding import Sharding
 from src.strategies import state as states
-from src.strategies.autograd import average_buffers
+from src.strategies.autograd import average_buffers, kept_buffers, put_back_buffers
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, State, StepReport, Strategy, Support
 from src.strategies.deepspeed_config import Given, contradictions, engine_config
 from src.strategies.deepspeed_engine import forget_gradients, start_engine, whole_parameter
@@ -219,8 +219,12 @@ class DeepSpeed(Strategy):
         if self.scaler is not None and "scaler" in state.plain:
             states.put_back_scaler(state.plain["scaler"], self.scaler)
 
+    def remember(self) -> None:
+        self.kept = kept_buffers(self.engine.module)
+
     def discard(self) -> None:
         forget_gradients(self.engine)
+        put_back_buffers(self.engine.module, self.kept)
 
     def close(self) -> None:
         self.undo.close()

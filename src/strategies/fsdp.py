@@ -4,19 +4,17 @@ Parameters, gradients and optimizer states are sharded over the ranks; a unit's 
 forward and backward and freed again (zero3), or kept between the two (zero2).
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
 from src.mesh import make_mesh
-from src.parallel.data import data_parallel
+from src.parallel.data import data_parallel, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, Support, fused_sgd_problems
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
@@ -42,12 +40,9 @@ class FSDP2(AutogradStrategy):
     def compute_context(self) -> AbstractContextManager[None]:
         return nullcontext()  # the mixed-precision policy casts
 
-    @contextmanager
-    def gradient_sync(self, is_last: bool) -> Iterator[None]:
-        model = cast("FSDPModule", self.model)
-        model.set_is_last_backward(is_last)
-        model.set_requires_gradient_sync(is_last or self.sync_each_microbatch)
-        yield
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
+        sync_gradients(self.model, is_last, self.sync_each_microbatch)
+        return nullcontext()
 
     def clip(self, max_norm: float) -> Tensor:
         # A DTensor: summed over the shards only when it is asked for its full value.

@@ -1,5 +1,6 @@
 """What several tasks do: write the weights, ask every rank for its peak, find a checkpoint."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from src.checkpoint.tied import unshared
 from src.memory import peak_memory_bytes
 from src.position import Position
 from src.run import Experiment
@@ -19,7 +21,8 @@ def save_weights(experiment: Experiment) -> None:
     if weights is not None:
         path = experiment.run_dir / "model.safetensors"
         partial = path.with_suffix(".partial")
-        save_file(weights, partial)
+        spans: dict[int, list[range]] = {}
+        save_file({name: unshared(tensor, spans) for name, tensor in weights.items()}, partial)
         partial.chmod((experiment.run_dir / "metrics.jsonl").stat().st_mode)  # safetensors makes it private
         partial.replace(path)
 
@@ -43,7 +46,8 @@ def build_trained(experiment: Experiment, checkpoint: str) -> Position:
         data_parallel_size=experiment.sizes.data_parallel_size,
         parameters=sum(p.numel() for p in model.parameters()),
     )
-    experiment.strategy.build(model, experiment.optimizer, experiment.spec)
+    # Nothing is trained: without momentum SGD keeps no state beside the weights.
+    experiment.strategy.build(model, partial(torch.optim.SGD, lr=0.0, fused=False), experiment.spec)
     found: list[Any] = [str(find(Path(checkpoint)))] if experiment.world.is_main else [None]
     if experiment.world.world_size > 1:
         dist.broadcast_object_list(found, src=0)

@@ -76,12 +76,12 @@ def test_twenty_kills_change_nothing(tmp_path: Path, request: pytest.FixtureRequ
 
 def start(cwd: Path, command: list[str]) -> "subprocess.Popen[bytes]":
     """train.py in a session of its own, so that all its processes can be found."""
-    text = (cwd / "text").open("w")
-    return subprocess.Popen(
-        [sys.executable, str(TRAIN), *command],
-        cwd=cwd,
-        env=environment(),
-        stdout=text,
-        stderr=text,
-        start_new_session=True,
-    )
+    with (cwd / "text").open("w") as text:
+        return subprocess.Popen(
+            [sys.executable, str(TRAIN), *command],
+            cwd=cwd,
+            env=environment(),
+            stdout=text,
+            stderr=text,
+            start_new_session=True,
+        )

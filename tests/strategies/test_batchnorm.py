@@ -47,6 +47,26 @@ def test_running_statistics_are_fp32_in_memory_and_on_disk(pool, name, precision
     assert torch.tensor(first).bfloat16().tolist() != first
 
 
+def statistics_of_a_discarded_step(world, name):
+    """Before a step that meets NaN, and after it was discarded."""
+    strategy = built(world, name, normalised_images())
+    targets = torch.tensor([0, 1, 2, 0])
+    strategy.forward_backward([MicroBatch(torch.randn(4, 3, 6, 6), targets)], 4 * world.world_size)
+    strategy.optimizer_step(1.0, want_grad_norm=False)
+    before = [buffer.clone() for buffer in strategy.model.buffers()]
+    strategy.remember()
+    strategy.forward_backward([MicroBatch(torch.full((4, 3, 6, 6), torch.nan), targets)], 4 * world.world_size)
+    strategy.discard()
+    return before, list(strategy.model.buffers())
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_discarded_step_leaves_no_trace_in_the_statistics(pool, name):
+    for before, after in pool.run(2, statistics_of_a_discarded_step, name):
+        assert len(before) == 3
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, after, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "precision"),
