@@ -17,6 +17,7 @@ from src.data.digits import Digits
 from src.environment import restart_count
 from src.errors import Refused
 from src.models.mlp import MLP
+from src.schedule import Schedule
 
 
 def act(name: str, seconds: float) -> None:
@@ -208,3 +209,17 @@ class WithoutANumber(Source):
     def stream(self, requests: Sequence[Request], epoch: int) -> Iterator[MicroBatch]:
         for number, batch in enumerate(self.source.stream(requests, epoch), start=1):
             yield batch._replace(inputs=batch.inputs * torch.nan) if number == self.at else batch
+
+
+class ExplodingSchedule(Schedule):
+    """The optimizer's own lr for `after` updates, then a thousand times that."""
+
+    def __init__(self, after: int, warmup_steps: int = 0) -> None:
+        super().__init__(warmup_steps)
+        self.after = after
+
+    def factor(self, update: int, total_updates: int) -> float:
+        return 1.0 if update < self.after else 1000.0
+
+    def decay(self, progress: float) -> float:
+        return 1.0
