@@ -28,6 +28,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 #: said twice: Ctrl-C reaches every process of a terminal, and the parent hands it on; timeout(1) signals its child and
 #: then the whole group.
 SECOND_WISH_SECONDS = 1.0
+TELLING_SECONDS = 0.5
 
 #: How often ranks ask one another. A small all-reduce, though it runs beside the step, costs each rank 0.1 to 0.3 ms
 #: of a core: nothing once in so long, and a tenth of a step of 2 ms.
@@ -47,7 +48,7 @@ class StopRequest:
         self.signal_number: int | None = None
         self.is_agreed = False
         self.failed_since = False
-        self._is_deferred = False
+        self._is_deferred, self._is_told = False, True
         self._first_at: float | None = None
         self._arrivals: Arrivals | None = None
 
@@ -61,21 +62,32 @@ class StopRequest:
             self._arrivals = Arrivals()
             # In a thread, since the main one may be in the middle of writing to the same file. No threading.Thread:
             # its start takes a lock that the main thread may hold as well.
-            words = "%s: finishing this step, then saving; a second one stops at once"
-            _thread.start_new_thread(log.info, (words, signal.Signals(signal_number).name))
+            if self._is_told:
+                _thread.start_new_thread(self._tell, (signal_number,))
             return False
         is_second = self._arrivals.last() - self._first_at >= SECOND_WISH_SECONDS
         if is_second:
             self.is_agreed = False  # this rank does not wait for the others any more
         return is_second
 
+    def _tell(self, signal_number: int) -> None:
+        """Say what is being waited for, if it takes long enough to wonder.
+
+        A rank whose peer has failed is sent a signal as well, and is gone before.
+        """
+        time.sleep(TELLING_SECONDS)
+        if self._is_deferred:
+            name = signal.Signals(signal_number).name
+            log.info("%s: finishing this step, then saving; a second one stops at once", name)
+
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self, is_told: bool = True) -> Iterator[None]:
         """While the block runs, the first stop signal is only remembered; a second one, later, raises Interrupted.
 
+        is_told: whether the log says so; where ranks are only waited for, they say it.
         A request that nobody has obeyed by the block's end raises Interrupted there.
         """
-        self._is_deferred = True
+        self._is_deferred, self._is_told = True, is_told
         try:
             yield
         except BaseException as error:

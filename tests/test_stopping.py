@@ -202,3 +202,19 @@ def test_nobody_stops_whom_nobody_told() -> None:
     with interrupts() as stop:
         agreement.begin(stop)
         assert agreement.end() is None
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(0.0, True), (0.8, True), (0.8, False)])
+def test_who_asks_is_told_what_is_waited_for_if_it_takes_a_while(
+    seconds: float, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def be_asked() -> None:
+        request = StopRequest()
+        with request.deferred(is_told):
+            assert not request.receive(signal.SIGTERM)
+            time.sleep(seconds)
+
+    with caplog.at_level("INFO"), pytest.raises(Interrupted):
+        be_asked()
+    said = "SIGTERM: finishing this step, then saving; a second one stops at once" in caplog.text
+    assert said is (seconds > 0 and is_told)

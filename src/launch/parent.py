@@ -127,7 +127,7 @@ def start_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], dev
     # Its formatter imports torch._dynamo on every failure, and prints what `first_cause` says better.
     for name in ("", ".multiprocessing.api", ".agent.server.api"):  # torch gives these levels of their own
         logging.getLogger(f"torch.distributed.elastic{name}").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="shardlab-") as records, interrupts() as stop, stop.deferred():
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as records, interrupts() as stop, stop.deferred(is_told=False):
         launch_config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
