@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from src.checkpoint.manifest import SUFFIX, FileInfo, Manifest, TensorInfo, file_digest, plain
 from src.checkpoint.planner import HostBuffers, resolve
 from src.checkpoint.shelf import Shelf
+from src.checkpoint.tied import unshared
 from src.errors import in_words
 
 #: What one file holds at most, unless a single part is larger. Written from host memory as it lies there, so it bounds
@@ -102,7 +103,7 @@ class Writer(HuggingFaceStorageWriter):  # type: ignore[misc]
         spans: dict[int, list[range]] = {}
         for item in items:
             tensor = (resolve(item, planner) if self.buffers is None else self.buffers[item]).cpu().contiguous()
-            tensors[item.index.fqn] = _unshared(tensor, spans)
+            tensors[item.index.fqn] = unshared(tensor, spans)
             places[item.index.fqn] = {SAVED_OFFSETS_KEY: list(_chunk(item).offsets)}
         path = Path(self.path) / name
         path.touch()
@@ -128,19 +129,6 @@ class Writer(HuggingFaceStorageWriter):  # type: ignore[misc]
                 dtype = str(whole.properties.dtype).removeprefix("torch.")
                 tensors[tensor_name] = TensorInfo(tuple(whole.size), dtype)
             self.shelf.publish(Manifest(self.shelf.run, self.step, tensors, files, self.state), self.best)
-
-
-def _unshared(tensor: Tensor, spans: dict[int, list[range]]) -> Tensor:
-    """`tensor`, or a copy where it lies in the memory of an earlier one (tied weights): safetensors refuses those.
-
-    tensor: contiguous. spans: the addresses of the earlier ones by storage; this one's are added.
-    """
-    span = range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
-    earlier = spans.setdefault(tensor.untyped_storage().data_ptr(), [])
-    if any(span.start < other.stop and other.start < span.stop for other in earlier):
-        return tensor.clone()
-    earlier.append(span)
-    return tensor
 
 
 def _bounded(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
