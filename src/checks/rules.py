@@ -117,21 +117,23 @@ def _model_problems(setting: Setting, strategy: type[Strategy], config: dict[str
     if model is None:
         return []
     name = setting.strategy_name
-    lacking = [
-        f"model {config['model']['_target_']} does not say {words} ({method}), which strategy={name} needs."
-        f" Use {models_with(method)}, or another strategy."
-        for method, words in carries.items()
-        if not hasattr(model, method)
+    lacking = {method: words for method, words in carries.items() if not hasattr(model, method)}
+    if not lacking:
+        return strategy.model_problems(model, setting)
+    said = " and ".join(f"{words} ({method})" for method, words in lacking.items())
+    return [
+        f"model {config['model']['_target_']} does not say {said}, which strategy={name} needs."
+        f" Use {models_with(*carries)}, or another strategy."
     ]
-    return lacking or strategy.model_problems(model, setting)
 
 
-def models_with(method: str) -> str:
-    """The shipped models that carry `method`, as a remedy: "model=a or model=b"."""
+def models_with(*methods: str) -> str:
+    """The shipped models that carry `methods`, as a remedy: "model=a or model=b"."""
     options = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(MODELS.glob("*.yaml"))}
     # Some files speak of the data and the trainer as well, and hold the model below its key.
-    targets = {name: node.get("model", node)["_target_"] for name, node in options.items()}
-    return _either([f"model={name}" for name, target in targets.items() if hasattr(locate(target), method)])
+    classes = {name: locate(node.get("model", node)["_target_"]) for name, node in options.items()}
+    carriers = [name for name, found in classes.items() if all(hasattr(found, method) for method in methods)]
+    return _either([f"model={name}" for name in carriers])
 
 
 def _either(choices: list[str]) -> str:

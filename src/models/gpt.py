@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from src.parallel.tensor import Plan
+    from src.parallel.plan import Plan
 
 STD = 0.02  # of the initial weights, as in GPT-2
 
@@ -128,6 +128,8 @@ class GPT(nn.Module):
         tie_embeddings: bool = False,
     ) -> None:
         super().__init__()
+        sizes = {"vocab_size": vocab_size, "sequence_length": sequence_length, "layers": layers, "width": width}
+        _refuse_none({**sizes, "heads": heads} | ({} if kv_heads is None else {"kv_heads": kv_heads}))
         if width % heads:
             raise ValueError(f"model.heads={heads} does not divide model.width={width}; choose from {divisors(width)}.")
         kv_heads = heads if kv_heads is None else kv_heads
@@ -210,6 +212,12 @@ class GPT(nn.Module):
         places = self.positions(torch.arange(length, device=tokens.device))
         embedded: Tensor = self.drop(self.embedding(tokens) + places)
         return embedded
+
+
+def _refuse_none(sizes: dict[str, int]) -> None:
+    """sizes: by the model's key."""
+    if less := [f"model.{key}={size}" for key, size in sizes.items() if size < 1]:
+        raise ValueError(f"a GPT has at least one of each, and {', '.join(less)} is less; choose 1 or more.")
 
 
 def _size(module: nn.Module | None) -> int:

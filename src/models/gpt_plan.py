@@ -11,7 +11,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from src.models.gpt import GPT
-from src.parallel.tensor import Both, OwnDraws, Plan, VocabularyParallel, Whole
+from src.parallel.plan import Both, OwnDraws, Plan
+from src.parallel.tensor import VocabularyParallel, Whole
 
 
 def plan(model: GPT, sequence_parallel: bool) -> Plan:

@@ -56,6 +56,11 @@ def split_at(points: list[int], layers: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise([0, *points, layers])]
 
 
+def stage_layers(counts: list[int], stages: int, points: list[int] | None) -> list[range]:
+    """The layers of each stage: cut before `points`, or evenly. counts: parameters of each layer."""
+    return split_evenly(counts, stages) if points is None else split_at(points, len(counts))
+
+
 def stages_of_rank(num_ranks: int, stages_per_rank: int, pipeline_rank: int) -> list[int]:
     """The stages of one rank: they go round, so that each hop is to the next rank."""
     return list(range(pipeline_rank, num_ranks * stages_per_rank, num_ranks))

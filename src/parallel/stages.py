@@ -1,11 +1,10 @@
-"""The stages of a pipeline, cut out of a model, and torch's schedules over them (`torch.distributed.pipelining`).
+"""The stages of a pipeline, and torch's schedules over them (`torch.distributed.pipelining`).
 
 Importing this costs 2 s: torch's pipelining brings dynamo and inductor.
 """
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from src.parallel.clock import StepClock
-from src.parallel.pipeline import Cuttable
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -33,19 +31,6 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
-
-
-def cut(model: nn.Module, layers: Sequence[range]) -> list[nn.Module]:
-    """Models of the given layers only. `model` itself becomes the last of them, so that nothing holds the rest.
-
-    The parameters are the model's own: no weight is copied or drawn again.
-    """
-    tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    # A deep copy that has "seen" the tensors shares them, and copies only the modules around them.
-    stages = [copy.deepcopy(model, dict(tensors)) for _ in layers[1:]] + [model]
-    for stage, kept in zip(stages, layers, strict=True):
-        cast(Cuttable, stage).keep_layers(kept)
-    return stages
 
 
 class TimedStage(PipelineStage):

@@ -6,7 +6,7 @@ parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation", secti
 sequence. The styles of torch that serve a plan are ColwiseParallel, RowwiseParallel and PrepareModuleInput.
 """
 
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,32 +14,28 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from src.parallel.draws import own_draws
-
-Plan = dict[str, ParallelStyle]
-
-
-class Splittable(Protocol):
-    """What a model carries so that strategy=tp can split it."""
-
-    def tensor_plan(self, sequence_parallel: bool) -> Plan:
-        """A style for each module that has parameters; keys as parallelize_module takes them ("blocks.*.mlp.up")."""
-
-    def tensor_counts(self) -> dict[str, int]:
-        """What the number of ranks must divide, by the configuration's key: {"model.heads": 12}."""
+from src.parallel.plan import Splittable, plan_faults, resolved
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
     """`model` with every parameter a DTensor on `mesh` (one axis), split as its plan says. In place.
 
     Every rank must hold the same weights: each cuts its part of its own. What is whole (`Whole`) torch sends around.
+    The plan may name modules that the model lacks: those of other stages.
     """
-    plan = cast(Splittable, model).tensor_plan(sequence_parallel)
-    parallelize_module(model, mesh, plan, src_data_rank=None)
-    left_out = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
-    if left_out:
+    plan, name = cast(Splittable, model).tensor_plan(sequence_parallel), type(model).__name__
+    if faults := plan_faults(model, plan, name):
+        raise ValueError(" ".join(faults))
+    parallelize_module(model, mesh, resolved(model, plan), src_data_rank=None)
+    left = [key for key, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
+    if left:
+        raise ValueError(f"the tensor plan of {name} has styles that leave {', '.join(left)} unsplit; use others.")
+    split = [key for key, buffer in model.named_buffers() if buffer.is_floating_point() and isinstance(buffer, DTensor)]
+    if split:
+        # Data ranks average these after a step, each the plain one that it holds.
         raise ValueError(
-            f"the tensor plan of {type(model).__name__} leaves out {', '.join(left_out)}; name the module of each."
+            f"the tensor plan of {name} makes the buffers {', '.join(split)} DTensors, and floating-point buffers must"
+            " stay plain. Give their module no style, and its parameters, if any, to a module inside it."
         )
     if sequence_parallel:
         model.register_forward_pre_hook(_refuse_uneven(mesh.size()))
@@ -108,27 +104,6 @@ class VocabularyParallel(ParallelStyle):
         return outputs.redistribute(placements=[self.stream]).to_local()
 
 
-class Both(ParallelStyle):
-    """Two styles for one module, applied in this order."""
-
-    def __init__(self, first: ParallelStyle, second: ParallelStyle) -> None:
-        self.styles = (first, second)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for style in self.styles:
-            style.src_data_rank = self.src_data_rank
-            module = style._apply(module, device_mesh)
-        return module
-
-
-class OwnDraws(ParallelStyle):
-    """A module that works on this rank's part of something: its dropout must differ from that of the other parts."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        own_draws(module, device_mesh.get_local_rank(), device_mesh.device_type)
-        return module
-
-
 def settle_gradients(parameters: list[nn.Parameter]) -> None:
     """Sum the gradients that are still parts of a sum (those of `Whole` modules under sequence parallelism).
 
@@ -140,6 +115,20 @@ def settle_gradients(parameters: list[nn.Parameter]) -> None:
             parameter.grad = gradient.redistribute(placements=cast(DTensor, parameter).placements)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The full value of a DTensor, plain; gathered or summed one mesh axis after the other. Collective.
+
+    `full_tensor()` may go several axes at once, and says in a warning that it is slow. A plain tensor stays as it is.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    for axis in range(tensor.device_mesh.ndim):
+        placements = list(tensor.placements)
+        placements[axis] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
+
+
 def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     """The state of a model of DTensors, gathered tensor by tensor to the CPU; empty where not `keep`. Collective."""
     from torch.distributed.fsdp import FSDPModule
@@ -147,9 +136,9 @@ def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # after an evaluation under zero2 the gathered weights stand in for the shards
-    whole: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = whole(tensor)
         if keep:
-            whole[name] = full.detach().cpu().contiguous()
-    return whole
+            weights[name] = full.detach().cpu().contiguous()
+    return weights

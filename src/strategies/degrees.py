@@ -8,9 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from src.errors import Refused
 from src.strategies.base import Axis, Setting
+from src.strategies.plan_problems import plan_problems
 
 if TYPE_CHECKING:
-    from src.parallel.tensor import Splittable
+    from src.parallel.plan import Splittable
 
 
 def data_ranks(world_size: int, **degrees: int) -> int:
@@ -50,6 +51,16 @@ def data_axis(mesh: DeviceMesh) -> Axis:
     return Axis(both.get_local_rank(), both.size(), both.get_group())
 
 
+def lone_sequence_problems(degree: int, setting: Setting) -> list[str]:
+    """Sequence parallelism without ranks to split a sequence over."""
+    if degree != 1 or not setting.arguments.get("sequence_parallel", False):
+        return []
+    return [
+        "strategy.sequence_parallel=true splits sequences over strategy.tp ranks, and strategy.tp=1."
+        " Use strategy.tp=2 or more, or strategy.sequence_parallel=false."
+    ]
+
+
 def tensor_problems(model: nn.Module, degree: int, sequence_parallel: bool, setting: Setting) -> list[str]:
     """Why `model`, which carries a tensor plan, can't be split over `degree` tensor-parallel ranks."""
     found = []
@@ -66,7 +77,7 @@ def tensor_problems(model: nn.Module, degree: int, sequence_parallel: bool, sett
         )
     if sequence_parallel:
         found += _sequence_problems(model, degree, setting)
-    return found
+    return found + plan_problems(model, sequence_parallel)
 
 
 def _sequence_problems(model: nn.Module, degree: int, setting: Setting) -> list[str]:

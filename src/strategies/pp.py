@@ -15,14 +15,14 @@ from src.batch import IGNORED, MicroBatch
 from src.mesh import make_mesh
 from src.objective import EvalSums
 from src.parallel.clock import StepClock
+from src.parallel.cutting import cut, shared_by_stages
 from src.parallel.data import data_parallel
 from src.parallel.draws import own_draws
 from src.parallel.pipeline import (
     Cuttable,
     ScheduleName,
     predicted_bubble,
-    split_at,
-    split_evenly,
+    stage_layers,
     stages_of_rank,
     usual_stages,
 )
@@ -42,7 +42,10 @@ class PipelineParallel(AutogradStrategy):
     supports = Support(
         layout="cuts the layers into stages, and its data ranks hold copies or shards of theirs",
         sharding=frozenset({"none", "zero2", "zero3", "hybrid"}),
-        model_carries={"keep_layers": "how it is cut into stages"},
+        model_carries={
+            "keep_layers": "how it is cut into stages",
+            "layer_parameters": "how large its layers are",
+        },
     )
 
     def __init__(
@@ -99,13 +102,18 @@ class PipelineParallel(AutogradStrategy):
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         """This rank's stages, in a list."""
-        from src.parallel.stages import cut
-
         counts = cast(Cuttable, model).layer_parameters()
-        if self.split_points is None:
-            layers = split_evenly(counts, self.num_stages)
-        else:
-            layers = split_at(self.split_points, len(counts))
+        layers = stage_layers(counts, self.num_stages, self.split_points)
+        if shared := shared_by_stages(model, layers):
+            # Said before the start (`pp_problems`), but of a model that can't be built without memory.
+            raise ValueError(
+                f"several stages would train a copy of their own of {', '.join(shared)}. Give each stage its own"
+                " parameter, or use a strategy without stages."
+            )
+        if self.tp > 1:
+            from src.parallel.plan import refuse_unknown_keys
+
+            refuse_unknown_keys(model, self.sequence_parallel)  # of the whole; a stage lacks what others hold
         stages = cut(model, [layers[number] for number in self.stage_numbers])
         return nn.ModuleList(
             self.placed(stage, number, spec) for number, stage in zip(self.stage_numbers, stages, strict=True)
@@ -158,11 +166,10 @@ class PipelineParallel(AutogradStrategy):
         return split_cross_entropy_sum(logits, targets)
 
     def clip(self, max_norm: float) -> Tensor:
-        from torch.distributed.tensor import DTensor
+        from src.parallel.norm import total_norm
 
-        norm = nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
-        if isinstance(norm, DTensor):  # over this stage's axes: parts are added up, what is replicated counts once
-            norm = norm.full_tensor()
+        # Over this stage's axes: parts are added up, what is replicated counts once.
+        norm = total_norm([p.grad for p in self.trained if p.grad is not None])
         norm = self.pipeline.sum(norm.square()).sqrt()
         nn.utils.clip_grads_with_norm_(self.trained, max_norm, norm)
         return norm

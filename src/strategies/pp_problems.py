@@ -5,15 +5,18 @@ from typing import cast
 
 from torch import nn
 
+from src.parallel.cutting import cut_twins, shared_by_stages
 from src.parallel.pipeline import (
     SEVERAL_STAGES,
     Cuttable,
     nearest_counts,
+    stage_layers,
     takes_microbatches,
     usual_stages,
 )
 from src.strategies.base import Setting, fused_sgd_problems
-from src.strategies.degrees import tensor_problems
+from src.strategies.degrees import lone_sequence_problems, tensor_problems
+from src.strategies.plan_problems import lacking_problems, stage_plan_problems
 
 
 def problems(setting: Setting) -> list[str]:
@@ -27,11 +30,7 @@ def problems(setting: Setting) -> list[str]:
         )
     elif not takes_microbatches(schedule, setting.accumulate, pp):
         found.append(_count_problem(schedule, setting.accumulate, pp))
-    if setting.arguments.get("sequence_parallel", False) and tp == 1:
-        found.append(
-            "strategy.sequence_parallel=true splits sequences over strategy.tp ranks, and strategy.tp=1."
-            " Use strategy.tp=2 or more, or strategy.sequence_parallel=false."
-        )
+    found += lone_sequence_problems(tp, setting)
     level = setting.sharding.level
     if schedule == "zero_bubble" and level in ("zero3", "hybrid"):
         # torch 2.14 lists the weights whose gradients it puts off before backward has gathered them again.
@@ -46,33 +45,49 @@ def problems(setting: Setting) -> list[str]:
 
 def model_problems(model: nn.Module, setting: Setting) -> list[str]:
     """Of a model that can be cut. model: on the meta device."""
+    tp, sequence_parallel = tensor_degree(setting), bool(setting.arguments.get("sequence_parallel", False))
+    splits = tp > 1
+    found = lacking_problems(model, f"strategy.tp={tp}", "strategy.tp=1") if splits else []
+    splits = splits and not found
+    if splits:
+        found += tensor_problems(model, tp, sequence_parallel, setting)
+    uncut = _layer_problems(model, setting)
+    if uncut or _stage_problems(setting):  # the latter `problems` says
+        return found + uncut
+    counts = cast(Cuttable, model).layer_parameters()
+    layers = stage_layers(counts, num_stages(setting), setting.arguments.get("split_points"))
+    found += _shared_problems(model, layers)
+    if splits and not found:
+        found += stage_plan_problems(cut_twins(model, layers), sequence_parallel)
+    return found
+
+
+def _layer_problems(model: nn.Module, setting: Setting) -> list[str]:
     layers, stages = len(cast(Cuttable, model).layer_parameters()), num_stages(setting)
     points = setting.arguments.get("split_points")
-    found = []
     if layers < stages:
-        found.append(
-            f"the model's {layers} layers are fewer than the {stages} stages of strategy.pp={degree(setting)} with"
+        return [
+            f"the model has {layers} layer(s), fewer than the {stages} stages of strategy.pp={degree(setting)} with"
             f" {stages // degree(setting)} a rank. Use fewer stages, or a model of {stages} layers or more."
-        )
-    elif points and not all(1 <= point < layers for point in points):
-        found.append(
-            f"strategy.split_points={points} must lie between the model's {layers} layers;"
-            f" choose points from 1 to {layers - 1}."
-        )
+        ]
+    if points and not all(1 <= point < layers for point in points):
+        choice = "points from 1 to " + str(layers - 1) if layers > 2 else "1"
+        return [f"strategy.split_points={points} must lie between the model's {layers} layers; choose {choice}."]
+    return []
+
+
+def _shared_problems(model: nn.Module, layers: list[range]) -> list[str]:
     if getattr(model, "tie_embeddings", False):
-        found.append(
+        return [
             "model.tie_embeddings=true shares one table between the first stage and the last, whose copies would drift"
             " apart. Use model.tie_embeddings=false, or a strategy without stages."
-        )
-    tp = tensor_degree(setting)
-    if tp > 1 and not hasattr(model, "tensor_plan"):
-        found.append(
-            f"model {type(model).__name__} does not say how its layers are split (tensor_plan), which strategy.tp={tp}"
-            " needs. Use strategy.tp=1, or a model that does."
-        )
-    elif tp > 1:
-        found += tensor_problems(model, tp, setting.arguments.get("sequence_parallel", False), setting)
-    return found
+        ]
+    if shared := shared_by_stages(model, layers):
+        return [
+            f"model {type(model).__name__} shares {', '.join(shared)} between stages, whose copies would drift apart."
+            " Give each stage parameters of its own, or use a strategy without stages."
+        ]
+    return []
 
 
 def _count_problem(schedule: str, count: int, pp: int) -> str:

@@ -6,7 +6,7 @@ data parallel, and `sharding` says how: whole copies (none), or sharded once mor
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,11 @@ from torch import Tensor, nn
 from src.batch import MicroBatch
 from src.mesh import make_mesh
 from src.objective import EvalSums
-from src.parallel.data import data_parallel
+from src.parallel.data import data_parallel, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers
 from src.strategies.base import Axis, BuildSpec, Setting, Support, fused_sgd_problems
-from src.strategies.degrees import data_axis, data_ranks, tensor_problems
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
+from src.strategies.degrees import data_axis, data_ranks, lone_sequence_problems, tensor_problems
+from src.strategies.plan_problems import CARRIES
 
 
 class TensorParallel(AutogradStrategy):
@@ -33,7 +30,7 @@ class TensorParallel(AutogradStrategy):
     supports = Support(
         layout="splits each layer, and its data ranks hold copies or shards of their parts",
         sharding=frozenset({"none", "zero2", "zero3", "hybrid"}),
-        model_carries={"tensor_plan": "how its layers are split"},
+        model_carries=CARRIES,
     )
 
     def __init__(self, tp: int = 2, sequence_parallel: bool = False, sync_each_microbatch: bool = True) -> None:
@@ -47,7 +44,7 @@ class TensorParallel(AutogradStrategy):
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
-        return fused_sgd_problems(setting)
+        return fused_sgd_problems(setting) + lone_sequence_problems(setting.arguments.get("tp", 2), setting)
 
     @classmethod
     def model_problems(cls, model: nn.Module, setting: Setting) -> list[str]:
@@ -62,8 +59,10 @@ class TensorParallel(AutogradStrategy):
         return data_axis(self.mesh)
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
-        from src.parallel.tensor import tensor_parallel  # imports DTensor, 1 s
+        from src.parallel.plan import refuse_unknown_keys  # imports DTensor, 1 s
+        from src.parallel.tensor import tensor_parallel
 
+        refuse_unknown_keys(model, self.sequence_parallel)
         tensor_parallel(model, self.mesh["tensor"], self.sequence_parallel)
         # A lone data rank in fp32 has nobody to meet and nothing to cast.
         self.is_wrapped = self.data.size > 1 or spec.precision.compute_dtype is not None
@@ -79,9 +78,7 @@ class TensorParallel(AutogradStrategy):
         from torch.distributed.tensor.parallel import loss_parallel
 
         if self.is_wrapped:
-            model = cast("FSDPModule", self.model)
-            model.set_is_last_backward(is_last)
-            model.set_requires_gradient_sync(is_last or self.sync_each_microbatch)
+            sync_gradients(self.model, is_last, self.sync_each_microbatch)
         with loss_parallel():
             yield
 
@@ -98,8 +95,12 @@ class TensorParallel(AutogradStrategy):
         return loss
 
     def clip(self, max_norm: float) -> Tensor:
+        from src.parallel.norm import total_norm
+
         # Over all axes of the mesh: parts are added up, and what is replicated counts once.
-        return cast("DTensor", super().clip(max_norm)).full_tensor()
+        norm = total_norm([p.grad for p in self.trained if p.grad is not None])
+        nn.utils.clip_grads_with_norm_(self.trained, max_norm, norm)
+        return norm
 
     def evaluate(self, batch: MicroBatch) -> EvalSums:
         from torch.distributed.tensor.parallel import loss_parallel

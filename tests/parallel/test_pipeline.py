@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from src.models.gpt import GPT
+from src.parallel.cutting import cut
 from src.parallel.pipeline import (
     SEVERAL_STAGES,
     nearest_counts,
@@ -22,7 +23,7 @@ from src.parallel.pipeline import (
     stages_of_rank,
     takes_microbatches,
 )
-from src.parallel.stages import SCHEDULES, cut
+from src.parallel.stages import SCHEDULES
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.data())

@@ -22,10 +22,11 @@ REFUSED = {
     " each of strategy.pp=2 stages at once. Use trainer.accumulate=2 or more, or strategy.schedule=gpipe.",
     "trainer.accumulate=5 strategy.schedule=zero_bubble": "Use trainer.accumulate=4 or 6, or strategy.schedule=gpipe.",
     "strategy.schedule=fast": "strategy.schedule='fast' is not one of 'gpipe' or '1f1b' or",
-    "model.layers=3 strategy.schedule=interleaved_1f1b": "the model's 3 layers are fewer than the 4 stages of"
+    "model.layers=3 strategy.schedule=interleaved_1f1b": "the model has 3 layer(s), fewer than the 4 stages of"
     " strategy.pp=2 with 2 a rank.",
     "strategy.split_points=[4]": "strategy.split_points=[4] must lie between the model's 4 layers; choose points"
     " from 1 to 3.",
+    "strategy.split_points=[2] model.layers=2": "the model's 2 layers; choose 1.",
     "strategy.split_points=[1,2]": "strategy.split_points=[1, 2] makes 3 stage(s), but strategy.pp=2 with 1 a rank"
     " has 2. Give 1 point(s), or null to split evenly.",
     "strategy.split_points=[2,1,3] strategy.schedule=interleaved_1f1b": "strategy.split_points=[2, 1, 3] must go up.",

@@ -1,0 +1,118 @@
+"""Models as a user might write them, sound and not, for `_target_=tests.own_models.X`."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from src.models.gpt import GPT as GPT
+from src.models.tp_mlp import TPMLP
+
+
+class TiedGPT(GPT):
+    """Ties its head to its embedding, as most tutorials do it."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        assert self.head is not None
+        assert self.embedding is not None
+        self.head.weight = self.embedding.weight
+
+
+class TiedInsideABlock(GPT):
+    """The norms of each block share their weight, which no cut between blocks parts."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        for block in self.blocks.values():
+            block.mlp_norm.weight = block.attention_norm.weight
+
+
+class TiedWhereItReadsWeights(TiedGPT):
+    """Can't be built without memory."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self.largest = float(next(self.parameters()).max())
+
+
+class WithoutSizes(GPT):
+    """Can be cut, and does not say where to."""
+
+    layer_parameters: Any = property()
+
+
+class WithoutCounts(GPT):
+    """Has a plan, and does not say what its ranks must divide."""
+
+    tensor_counts: Any = property()
+
+
+class LeavesOutItsNorms(GPT):
+    """A plan in which somebody forgot the norms,."""
+
+    def tensor_plan(self, sequence_parallel: bool) -> Any:
+        plan = super().tensor_plan(sequence_parallel)
+        return {key: style for key, style in plan.items() if "norm" not in key}
+
+
+class Misspells(GPT):
+    """A plan with two letters the wrong way round."""
+
+    def tensor_plan(self, sequence_parallel: bool) -> Any:
+        plan = super().tensor_plan(sequence_parallel)
+        plan["blocks.*.mlp.donw"] = plan.pop("blocks.*.mlp.down")
+        return plan
+
+
+class PlansForTheWhole(GPT):
+    """Its stages give the plan of the whole model: keys for what they have dropped."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self.whole_plan: Any = None
+
+    def tensor_plan(self, sequence_parallel: bool) -> Any:
+        if self.whole_plan is None:
+            self.whole_plan = super().tensor_plan(sequence_parallel)
+        return self.whole_plan
+
+    def keep_layers(self, layers: range) -> None:
+        self.tensor_plan(False)
+        super().keep_layers(layers)
+
+
+class WholeMLP(GPT):
+    """A whole MLP in each block, by one style that reaches all inside it."""
+
+    def tensor_plan(self, sequence_parallel: bool) -> Any:
+        from torch.distributed.tensor import Replicate
+
+        from src.parallel.tensor import Whole
+
+        plan = super().tensor_plan(sequence_parallel)
+        ends = {key: style for key, style in plan.items() if not key.startswith("blocks")}
+        return (
+            ends
+            | {f"blocks.*.{name}": Whole(Replicate()) for name in ("attention_norm", "mlp_norm", "mlp")}
+            | {key: style for key, style in plan.items() if key.startswith("blocks.*.attention")}
+        )
+
+
+class BatchNormed(TPMLP):
+    """A whole BatchNorm, whose running statistics are floating-point buffers."""
+
+    def __init__(self, **mlp: Any) -> None:
+        super().__init__(**mlp)
+        self.norm = nn.BatchNorm1d(self.up.in_features)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.down(self.up(self.norm(self.flatten(images))).relu())
+        return logits
+
+    def tensor_plan(self, sequence_parallel: bool) -> Any:
+        from torch.distributed.tensor import Replicate
+
+        from src.parallel.tensor import Whole
+
+        return {**super().tensor_plan(sequence_parallel), "norm": Whole(Replicate())}
