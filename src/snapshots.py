@@ -179,11 +179,13 @@ class Snapshots:
 
 def all_finite(tensors: dict[str, Tensor], world: World) -> bool:
     """Whether no rank's part of any floating-point tensor holds NaN or infinity. Collective."""
-    bad = torch.zeros((), device=world.device)
+    ends = [torch.zeros((), device=world.device, dtype=torch.float64)]
     for tensor in tensors.values():
         part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if part.is_floating_point():
-            bad += (~torch.isfinite(part)).any().to(bad)
+        if part.is_floating_point() and part.numel():
+            # The loop waits for this: isfinite of all elements takes ten times as long. NaN comes through both ends.
+            ends += [end.to(ends[0]) for end in torch.aminmax(part.detach())]
+    bad = (~torch.isfinite(torch.stack(ends))).any().float()
     if world.world_size > 1:
         dist.all_reduce(bad)
     return float(bad) == 0.0
