@@ -66,6 +66,8 @@ class Trainer:
         """Train to the end, with a last evaluation. Raises Interrupted, after saving, where the ranks agree to stop."""
         self.reporter.begin(self.total_steps)
         self.strategy.train_mode(True)
+        if self.position.step == self.total_steps:
+            log.info("step %d has been reached before; nothing is left to train", self.total_steps)
         with self.control.deferred():
             while self.position.step < self.total_steps:
                 self.train_epoch(*self.position.in_epoch(self.plan.num_samples))
@@ -233,5 +235,5 @@ class Trainer:
             self.evaluate()
         self.control.rest()  # after the evaluation, whose beats would start the watch again
         path = self.snapshots.save(self.position, self.evaluation, in_background)
-        self.reporter.update(checkpoint=str(path))
+        self.reporter.update(checkpoint=str(path), steps=self.position.step, samples=self.position.samples)
         self.pace.restart()

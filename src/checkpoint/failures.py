@@ -18,9 +18,9 @@ class CheckpointMismatch(RuntimeError):  # noqa: N818
     """
 
     def __init__(self, path: str, problems: list[str]) -> None:
-        super().__init__(
-            "\n  ".join([f"{path} does not fit what it is to be loaded into:", *listed(problems, MAX_LISTED)])
-        )
+        # The first on the first line, which is all that a summary has room for.
+        first, *others = listed(problems, MAX_LISTED)
+        super().__init__("\n  ".join([f"{path} does not fit what it is to be loaded into: {first}", *others]))
         self.problems = problems
 
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from src.command.job import folder_problems, has_known_jobs, in_sweep, job_problems, task_overrides
-from src.command.resume import AUTO, may_hold_a_run
+from src.command.resume import AUTO, chosen, may_hold_a_run
 from src.command.resume import problems as resume_problems
 from src.errors import Refused
 
@@ -35,6 +35,7 @@ class RefuseBeforeStart(Callback):  # type: ignore[misc] # hydra has no types
             if not found:
                 found = folder_problems(run_dir, "hydra.run.dir", may_hold_a_run(resume, run_dir))
             refuse(found + job_problems(config, task_overrides(config.hydra), fetch=not found))
+            refuse(loading_problems(config, run_dir))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with refusing():
@@ -45,6 +46,18 @@ class RefuseBeforeStart(Callback):  # type: ignore[misc] # hydra has no types
             if not found:
                 found = folder_problems(Path(config.hydra.sweep.dir), "hydra.sweep.dir", resume == AUTO)
             refuse(found + sweep_problems(config, fetch=not found))
+
+
+def loading_problems(config: DictConfig, run_dir: Path) -> list[str]:
+    """Why the checkpoint that this run goes on from, or looks at, can't be loaded into what it has composed."""
+    source, resume = config.task.get("checkpoint"), config.checkpoint.resume
+    checkpoint = chosen(source or resume, run_dir)
+    if checkpoint is None:
+        return []
+    from src.checks import rules  # torch
+    from src.checks.fit import fit_problems
+
+    return fit_problems(rules.check(config)[0], checkpoint, for_training=source is None)
 
 
 def vouched_for(hydra: DictConfig) -> bool:

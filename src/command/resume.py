@@ -160,6 +160,14 @@ def may_hold_a_run(resume: str | None, run_dir: Path) -> bool:
     return checkpoint is None and target.resolve() == run_dir.resolve()
 
 
+def chosen(target: str | None, run_dir: Path) -> Path | None:
+    """The checkpoint that checkpoint.resume or task.checkpoint means; None where there is none to load."""
+    if target is None:
+        return None
+    folder, checkpoint = (run_dir, None) if target == AUTO else split_target(Path(target))
+    return checkpoint or newest((folder / FOLDER).resolve())[0]
+
+
 def continuation(resume: str | None, run_dir: Path) -> dict[str, Any]:
     """What the ranks are told of the run that this one goes on with.
 

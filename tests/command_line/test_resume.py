@@ -195,3 +195,21 @@ def test_both_parts_of_an_offline_run_have_one_wandb_id(tmp_path: Path) -> None:
     assert len(folders) == 2
     assert all(name.endswith(first) for name in folders)
     assert summary(tmp_path / "out")["wandb"]["id"] == first
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["optimizer=sgd"], "holds exp_avg and exp_avg_sq of its optimizer, and torch.optim.SGD keeps momentum_buffer"),
+        (["model=mlp"], "was written by another model than src.models.mlp.MLP"),
+        (["model.num_classes=12"], "classifier.3.bias ([10] in the checkpoint, [12] here)"),
+    ],
+)
+def test_what_a_checkpoint_does_not_fit_is_refused_and_leaves_the_run_as_it_was(
+    tmp_path: Path, words: list[str], reason: str
+) -> None:
+    run_dir = unbroken(tmp_path)
+    before = sorted(run_dir.rglob("*"))
+    assert reason in refused(tmp_path, f"checkpoint.resume={run_dir}", "trainer.max_steps=9", *words)
+    assert sorted(run_dir.rglob("*")) == before
+    assert summary(run_dir)["status"] == "finished"
