@@ -126,7 +126,8 @@ class Trainer:
         else:
             factor = self.schedule.factor(position.step - 1 - position.skipped_steps, self.total_steps)
             report = self.strategy.optimizer_step(factor, want_grad_norm=logged)
-            self.count_loss(loss_sum, valid)
+            if not report.skipped:  # by fp16's scaler, for what may have made the loss infinite as well
+                self.count_loss(loss_sum, valid)
             self.losses.skipped_in_a_row = 0
         position.skipped_steps += report.skipped
         position.samples += len(batch.sample_ids)
