@@ -3,6 +3,7 @@
 import logging
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ABANDON_SECONDS = 10.0
+SAVING_TIMEOUT = timedelta(minutes=30)  # how long a rank waits for the slowest rank's files
 
 Monitor = Literal["loss", "accuracy", "perplexity"]
 MONITORS = get_args(Monitor)
@@ -55,6 +57,12 @@ class Snapshots:
         self.began_from: Path | None = None
         self.best: dict[str, Any] | None = None  # {"step", "monitor", "value"} of the best of this folder
         self.store: Store | None = None
+        self.group: dist.ProcessGroup | None = None
+        if world.world_size > 1:
+            # Now: a run whose launcher was killed is asked to stop and save when nobody keeps a store to meet at.
+            group = dist.new_group(backend="gloo", timeout=SAVING_TIMEOUT)
+            assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+            self.group = group
 
     @property
     def monitor(self) -> Monitor | None:
@@ -153,7 +161,7 @@ class Snapshots:
         if self.store is None:
             from src.checkpoint.store import Store  # torch.distributed.checkpoint, 1 s
 
-            self.store = Store(self.folder, self.run_id, self.plan.keep)
+            self.store = Store(self.folder, self.run_id, self.plan.keep, group=self.group)
         return self.store
 
     def last_words(self) -> str:

@@ -26,18 +26,25 @@ class Store:
     """Writes the checkpoints of one run into `folder`, which all hosts share.
 
     Collective: every rank of the default process group makes one, and calls its methods in the same order.
-    run, keep: as in `shelf.Shelf`. timeout_seconds: how long a rank waits for the slowest rank's files.
+    run, keep: as in `shelf.Shelf`. timeout_seconds: how long a rank waits for the slowest rank's files. group: of
+    gloo, for nothing else; None: one that it makes, and gives up at the end.
 
     Saving has a process group of its own (gloo, for any device), so that it can go on beside training's collectives,
     and a thread of its own even when nothing goes on meanwhile: a signal's exception would otherwise strike in the
     middle of a collective, and be taken for this rank's failure to write.
     """
 
-    def __init__(self, folder: Path, run: str, keep: int | None = None, timeout_seconds: float = 1800.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        keep: int | None = None,
+        timeout_seconds: float = 1800.0,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.shelf = Shelf(folder, run, keep)
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-        assert isinstance(group, dist.ProcessGroup)
-        self.group = group
+        self.owns_group = group is None
+        self.group = saving_group(timedelta(seconds=timeout_seconds)) if group is None else group
         self.buffers = HostBuffers()
         self.pending: Future[None] | None = None
         self._on_rank_0(self.shelf.remove_leftovers)
@@ -79,7 +86,8 @@ class Store:
         """Wait for the last save, and give up the process group."""
         self.wait()
         # Not in a `finally`: after an error peers may be gone, and leaving together would wait for them.
-        dist.destroy_process_group(self.group)
+        if self.owns_group:
+            dist.destroy_process_group(self.group)
 
     def abandon(self, seconds: float) -> None:
         """Give a save that is going on so many seconds more, whatever comes of it. Not collective."""
@@ -124,6 +132,13 @@ class Store:
         dist.broadcast_object_list(told, src=0, group=self.group)
         if told[0]:
             raise CheckpointFailed(f"{self.shelf.folder} can't be used for checkpoints: {told[0]}.")
+
+
+def saving_group(timeout: timedelta) -> dist.ProcessGroup:
+    """All ranks, in a gloo group for saving alone. Collective."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+    return group
 
 
 def in_thread(function: Callable[..., None], *arguments: Any) -> "Future[None]":

@@ -184,7 +184,10 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path) -> 
     for typed in ("hydra.run.dir=mine", "-m hydra.sweep.dir=mine seed=1,2"):
         outcome = serve(tmp_path, *typed.split())
         assert outcome.code == 2
-        assert "mine already holds a run. Choose another folder, or move that one away." in outcome.problems[0]
+        assert (
+            "mine already holds a run. Choose another folder, or go on in it with checkpoint.resume=auto."
+            in outcome.problems[0]
+        )
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["metrics.jsonl"]
     assert (tmp_path / "mine" / "metrics.jsonl").read_text() == "precious\n"
 

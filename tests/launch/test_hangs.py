@@ -40,6 +40,7 @@ def test_a_rank_that_sleeps_is_named_and_not_the_one_that_waits_for_it(tmp_path:
     assert summary(tmp_path)["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_code_in_c_that_keeps_pythons_lock_is_named_by_those_who_wait_for_it(tmp_path: Path) -> None:
     code, stderr, seconds = hang(tmp_path, "what=hold_the_lock", "on_rank=1")
     assert code == 1
@@ -56,6 +57,7 @@ def test_a_lone_process_that_sleeps_ends_and_shows_where(tmp_path: Path) -> None
     assert "in step_until_hung" in (tmp_path / "rank_0.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_lone_process_in_c_code_that_keeps_pythons_lock_ends(tmp_path: Path) -> None:
     code, _, seconds = hang(tmp_path, "what=hold_the_lock", "on_rank=0", "nproc=1")
     assert code == 1
@@ -63,6 +65,7 @@ def test_a_lone_process_in_c_code_that_keeps_pythons_lock_ends(tmp_path: Path) -
     assert "in act" in (tmp_path / "rank_0.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_while_it_is_built_is_found_by_those_who_wait_for_it(tmp_path: Path) -> None:
     # No step yet, so nothing watches but the others' time-out in their first collective.
     code, stderr, _ = hang(tmp_path, "what=sleep", "on_rank=1", "at=0")

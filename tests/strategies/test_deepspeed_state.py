@@ -18,6 +18,8 @@ from tests.strategies.test_state import (
 )
 from tests.workers import Pool
 
+pytestmark = pytest.mark.slow  # together a minute; tests/test_resume.py goes on with engines as well
+
 __all__ = ["of_one_process"]  # a fixture
 
 RANKS = {kind: 2 for kind in KINDS if "deepspeed" in kind}

@@ -23,6 +23,8 @@ from tests.strategies.resuming import (
 )
 from tests.workers import Pool
 
+pytestmark = pytest.mark.slow  # together more than a minute; tests/test_resume.py has quick ones
+
 FIRST, LAST = (0, 1, 2), (3, 4, 5)
 
 

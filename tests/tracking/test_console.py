@@ -104,7 +104,9 @@ def test_the_table_says_what_how_well_and_how_fast(
 def test_the_table_says_how_to_go_on_where_there_is_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = printed(capsys, SUMMARY | {"checkpoint": "checkpoints/step_00000004"}, tmp_path / "a run", [])
+    lines = printed(
+        capsys, SUMMARY | {"checkpoint": f"{tmp_path}/a run/checkpoints/step_00000004"}, tmp_path / "a run", []
+    )
     assert lines[-1] == f"  python train.py checkpoint.resume='{tmp_path}/a run'"
 
 

@@ -31,6 +31,7 @@ def test_a_narrow_terminal_gets_a_bar_whole_lines_a_table_and_commands(tmp_path:
 
 def test_an_interrupted_run_leaves_the_terminal_as_it_was_and_says_where_it_stopped(tmp_path: Path) -> None:
     sleep = ["data._target_=tests.doubles.MisbehavingDigits", "+data.what=sleep", "+data.on_rank=null", "+data.at=3"]
+    sleep.append("+data.seconds=2")  # the step that it was asked in is finished
     command = [sys.executable, str(TRAIN), "tracking=off", *sleep, *TINY, "trainer.max_steps=9"]
     seen = watch(
         command,
@@ -41,8 +42,8 @@ def test_an_interrupted_run_leaves_the_terminal_as_it_was_and_says_where_it_stop
     )
     assert seen.code == 130, seen.raw
     [run_dir] = tmp_path.glob("multirun/*")
-    assert "] interrupted after step 2 of 9, " in "\n".join(seen.lines)
+    assert "] interrupted after step 3 of 9, " in "\n".join(seen.lines)
     assert "Traceback" not in seen.raw
     assert seen.raw.rindex(SHOW_CURSOR) > seen.raw.rindex("\x1b[?25l")
     assert summary(run_dir)["status"] == "interrupted"
-    assert len(metrics(run_dir)) == 2
+    assert len(metrics(run_dir)) == 3
