@@ -50,12 +50,22 @@ def test_the_command_trains(line: str, tmp_path: Path, request: pytest.FixtureRe
         start = [sys.executable, "-m", "torch.distributed.run", *words[1 : words.index("train.py")]]
     else:
         start = [sys.executable]
-    command = [*start, str(TRAIN), *words[words.index("train.py") + 1 :], *SHORT]
     env = environment(PYTHONPATH=f"{tmp_path}:{REPOSITORY}", WANDB_MODE="offline")
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(*words: str) -> None:
+        command = [*start, str(TRAIN), *words, *SHORT]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    goes_on = "multirun/a" in line and "hydra.run.dir" not in line
+    if goes_on:  # from what the page's first command about checkpoints leaves
+        [saving] = [other for other in TRAINING if "hydra.run.dir=multirun/a" in other]
+        run(*shlex.split(saving)[2:])
+    run(*words[words.index("train.py") + 1 :])
     runs = [path.parent for path in tmp_path.rglob("summary.json")]
     expected = 9 if "strategy=ddp,fsdp,deepspeed" in line else 3 if "-m" in words else 1
+    if goes_on and words[2].startswith("task="):
+        expected = 2  # a run of its own beside the one that it reads
     assert len(runs) == expected
     for run in runs:
         assert summary(run)["status"] == "finished"
