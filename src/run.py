@@ -16,7 +16,7 @@ from torch import nn
 
 from src.batch import BatchSizes
 from src.checkpoint.whole import FOLDER, newest_whole
-from src.checks.setting import batch_sizes, strategy_name
+from src.checks.setting import batch_sizes, make_setting, num_ranks, strategy_name, task_class
 from src.control import Control
 from src.data.base import Data
 from src.errors import Interrupted
@@ -28,8 +28,8 @@ from src.schedule import Schedule
 from src.sharding import Sharding
 from src.snapshots import SavePlan, Snapshots
 from src.stopping import StopRequest
-from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
-from src.tracking.base import RunInfo
+from src.strategies.base import BuildSpec, OptimizerFactory, Setting, Strategy
+from src.tracking.base import NoTracker, RunInfo
 from src.tracking.naming import run_name, run_tags
 from src.tracking.reporter import Reporter, SilentReporter
 from src.world import World
@@ -39,11 +39,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Experiment:
-    """The parts of a run, built but not yet joined: what a task works with. resume: the checkpoint to go on from."""
+    """The parts of a run, built but not yet joined: what a task works with.
+
+    setting: the plain values that all of it was made from. resume: the checkpoint to go on from.
+    """
 
     world: World
     run_dir: Path
     seed: int
+    setting: Setting
     data: Data
     make_model: Callable[[], nn.Module]
     optimizer: OptimizerFactory
@@ -68,9 +72,13 @@ def run(
 ) -> None:
     """Build the experiment and run its task. Collective over `world`, whose process group must exist.
 
+    Of a task whose ranks are imagined there is no group: `world` is this process's, and the experiment's the imagined.
     info: of the command line and what the launcher decided; see `starting_point`. stop: what stop signals set.
     heart: is told of each step.
     """
+    if task_class(config).ranks == "imagined":
+        num_imagined = num_ranks(config)
+        world = World(0, num_imagined, 0, num_imagined)
     apply_numerics(config, world)
     if world.device.type == "cpu":
         keep_freed_memory()
@@ -114,7 +122,7 @@ def make_reporter(config: dict[str, Any], run_dir: Path, info: dict[str, Any], w
     """Rank 0's reporter, with the tracker begun; a silent one elsewhere."""
     if not world.is_main:
         return SilentReporter()
-    tracker = instantiate(config["tracking"], _convert_="all")
+    tracker = instantiate(config["tracking"], _convert_="all") if task_class(config).is_tracked else NoTracker()
     return Reporter(
         run_dir,
         tracker,
@@ -159,6 +167,7 @@ def build(
         world=world,
         run_dir=run_dir,
         seed=seed,
+        setting=make_setting(config),
         data=instantiate(config["data"], _convert_="all"),
         make_model=make_model,
         optimizer=instantiate(config["optimizer"], _convert_="all"),
@@ -211,13 +220,13 @@ def announce(config: dict[str, Any], experiment: Experiment) -> None:
     world, sizes = experiment.world, experiment.sizes
     log.info("run folder %s", experiment.run_dir)
     log.info(
-        "strategy %s, sharding %s, precision %s; %d rank(s) on %s over %s, %d thread(s) each",
+        "strategy %s, sharding %s, precision %s; %d rank(s) on %s%s, %d thread(s) each",
         strategy_name(config),
         experiment.spec.sharding.level,
         experiment.spec.precision.name,
         world.world_size,
         world.device.type,
-        dist.get_backend(),
+        f" over {dist.get_backend()}" if dist.is_initialized() else " (imagined)",
         torch.get_num_threads(),
     )
     log.info(

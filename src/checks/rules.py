@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.checks.keys import locate, resolve
 from src.checks.ranges import at, range_problems
-from src.checks.setting import known_setting, strategy_class
+from src.checks.setting import known_setting, strategy_class, task_class
 from src.checks.trial import on_meta
 from src.errors import Refused
 from src.evaluation import metric_of
@@ -48,13 +48,14 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
     """What is wrong with a configuration whose keys are right."""
     found = range_problems(config)
     try:
-        strategy = strategy_class(config)
+        strategy, task = strategy_class(config), task_class(config)
     except Refused as refused:
         return found + refused.problems
     setting, unknowns = known_setting(config)
     found += unknowns + _support_problems(setting, strategy)
     if not unknowns:
         found += strategy.problems(setting)
+        found += task.problems({k: v for k, v in config["task"].items() if not k.startswith("_")}, setting)
         found += _model_problems(setting, strategy, config)
     return list(dict.fromkeys(found + _pairing_problems(config) + _monitor_problems(config)))
 

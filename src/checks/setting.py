@@ -11,6 +11,7 @@ from src.environment import num_cores, torchrun_ranks
 from src.errors import Refused
 from src.sharding import Sharding
 from src.strategies.base import Setting, Strategy
+from src.task import Task
 
 T = TypeVar("T")
 
@@ -20,6 +21,14 @@ def strategy_class(config: dict[str, Any]) -> type[Strategy]:
     found = locate(config["strategy"]["_target_"])
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise Refused(f"strategy._target_={config['strategy']['_target_']} is no Strategy; see src/strategies/base.py.")
+    return found
+
+
+def task_class(config: dict[str, Any]) -> type[Task]:
+    """The class behind `task`, never built here."""
+    found = locate(config["task"]["_target_"])
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise Refused(f"task._target_={config['task']['_target_']} is no Task; see src/task.py.")
     return found
 
 
@@ -36,7 +45,7 @@ def device_type(config: dict[str, Any]) -> str:
         return "cuda" if gpus else "cpu"
     if device not in ("cpu", "cuda"):
         raise Refused(f"launch.device={device} is unknown; choose auto, cpu or cuda.")
-    if device == "cuda" and not gpus:
+    if device == "cuda" and not gpus and task_class(config).ranks != "imagined":
         raise Refused("launch.device=cuda, but no GPU is visible here (CUDA_VISIBLE_DEVICES?). Use launch.device=cpu.")
     return str(device)
 
@@ -46,7 +55,15 @@ def num_ranks(config: dict[str, Any]) -> int:
     nproc, ranks = config["launch"]["nproc"], torchrun_ranks()
     if nproc != "auto" and (not isinstance(nproc, int) or isinstance(nproc, bool) or nproc < 1):
         raise Refused(f"launch.nproc={nproc} is no number of processes; choose 1 or more, or auto.")
-    device = device_type(config)
+    device, wanted = device_type(config), task_class(config).ranks
+    if wanted != "started":
+        if ranks is not None and ranks.world_size > 1:
+            raise Refused(f"this task runs in one process, and torchrun has started {ranks.world_size}: use python.")
+        if wanted == "one" and nproc not in ("auto", 1):
+            raise Refused(f"launch.nproc={nproc}, but this task runs in one process. Use launch.nproc=1, or drop it.")
+        if wanted == "one" or nproc != "auto":
+            return 1 if wanted == "one" else int(nproc)
+        ranks = None
     if ranks is not None:
         if nproc not in ("auto", ranks.local_size):
             raise Refused(
@@ -57,7 +74,7 @@ def num_ranks(config: dict[str, Any]) -> int:
     if nproc == "auto":
         if not strategy_class(config).supports.many_processes:
             return 1
-        return torch.cuda.device_count() if device == "cuda" else min(2, num_cores())
+        return max(1, torch.cuda.device_count()) if device == "cuda" else min(2, num_cores())
     _enough_gpus(device, nproc, "launch.nproc")
     return int(nproc)
 
@@ -118,6 +135,8 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
 
 
 def num_local_ranks(config: dict[str, Any]) -> int:
-    """Ranks on this machine."""
+    """Ranks to run on this machine; imagined ones don't."""
     ranks = torchrun_ranks()
+    if task_class(config).ranks != "started":
+        return 1
     return num_ranks(config) if ranks is None else ranks.local_size

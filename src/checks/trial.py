@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
-from src.checks.setting import num_local_ranks
+from src.checks.setting import num_local_ranks, task_class
 from src.data.base import Data
 from src.errors import Refused, in_words
 from src.schedule import Schedule
@@ -33,7 +33,7 @@ def prepare(config: dict[str, Any]) -> None:
                 found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
             elif key == "optimizer":
                 _try_optimizer(built)
-            elif key == "model" and built is not None:
+            elif key == "model" and built is not None and task_class(config).ranks == "started":
                 found += _memory_problems(built, config)
         except Refused as refused:
             found += refused.problems
@@ -42,7 +42,8 @@ def prepare(config: dict[str, Any]) -> None:
     data = _build("data", config["data"])
     if not isinstance(data, Data):
         raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
-    data.prepare()
+    if task_class(config).reads_data:
+        data.prepare()
 
 
 def on_meta(node: dict[str, Any]) -> Any:

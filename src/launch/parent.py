@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from src.checks.setting import device_type, num_ranks
+from src.checks.setting import device_type, num_local_ranks, task_class
 from src.environment import Ranks, restart_count, torchrun_ranks
 from src.errors import Failed, Interrupted
 from src.launch.failures import Failure, describe, follows_another, mark_summary
@@ -56,7 +56,7 @@ def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place
 
 def launch_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place: bool) -> None:
     """As rank 0 of torchrun's world, as the only rank, or as the parent of the ranks."""
-    device = device_type(config)
+    device = "cpu" if task_class(config).ranks == "imagined" else device_type(config)
     ranks = torchrun_ranks()
     if ranks is not None:
         given = json.dumps({"config": config, "run_dir": str(run_dir.resolve()), "info": info, "device": device})
@@ -75,7 +75,7 @@ def launch_ranks(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in
             )
 
         run_rank(config, run_dir, info, World.of(ranks, device), greet)
-    elif (nproc := num_ranks(config)) == 1 and in_place and config["launch"]["max_restarts"] == 0:
+    elif (nproc := num_local_ranks(config)) == 1 and in_place and config["launch"]["max_restarts"] == 0:
         run_rank(config, run_dir, info, World.of(Ranks(0, 1, 0, 1), device), HashStore)
     else:
         start_ranks(config, run_dir, info, device, nproc)

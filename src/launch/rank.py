@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
+from src.checks.setting import task_class
 from src.environment import restart_count, torchrun_ranks
 from src.errors import Failed, Interrupted, Refused, in_words
 from src.heartbeat import Hung, heartbeat
@@ -90,9 +91,10 @@ def run_rank(
         try:
             store = join()
             log_file, is_alone = rank_log(run_dir, world.world_rank), world.world_size == 1
+            is_imagined = task_class(config).ranks == "imagined"
             with (
                 heartbeat(timeout_seconds, log_file, is_alone, give_up) as heart,
-                process_group(world, timeout_seconds, store),
+                nullcontext() if is_imagined else process_group(world, timeout_seconds, store),
                 leaving_together(stop, world),
             ):
                 run(config, run_dir, info, world, stop, heart)

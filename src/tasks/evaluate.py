@@ -2,10 +2,11 @@
 
 from src.evaluation import evaluate, metric_of
 from src.run import Experiment
+from src.task import Task
 from src.tasks.parts import build_trained, peaks
 
 
-class Evaluate:
+class Evaluate(Task):
     """checkpoint: a run folder, whose newest whole checkpoint it means, or one of its checkpoints."""
 
     def __init__(self, checkpoint: str) -> None:

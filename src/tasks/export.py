@@ -1,10 +1,11 @@
 """task=export: a checkpoint's weights as one model.safetensors, under the bare model's names."""
 
 from src.run import Experiment
+from src.task import Task
 from src.tasks.parts import build_trained, peaks, save_weights
 
 
-class Export:
+class Export(Task):
     """checkpoint: a run folder, whose newest whole checkpoint it means, or one of its checkpoints."""
 
     def __init__(self, checkpoint: str) -> None:

@@ -3,12 +3,13 @@
 from src.evaluation import metric_of
 from src.random_state import seed_all
 from src.run import Experiment
+from src.task import Task
 from src.tasks.disk_space import warn_if_short
 from src.tasks.parts import peaks, save_weights
 from src.trainer import Trainer
 
 
-class Train:
+class Train(Task):
     """Joins the parts of an experiment and runs the loop."""
 
     def __call__(self, experiment: Experiment) -> None:

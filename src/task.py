@@ -1,0 +1,34 @@
+"""What a task says of itself before anything starts: which ranks it wants, and whether it reads data or is tracked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from src.strategies.base import Setting
+
+if TYPE_CHECKING:
+    from src.run import Experiment
+
+
+class Task(ABC):
+    """What a run does with the parts of an experiment. Its class is read by the checks, which never build it for that.
+
+    ranks: "started": launch.nproc of them, in one process group; "one": this process alone; "imagined": this process
+    stands for rank 0 of launch.nproc, and there is no process group. reads_data: whether the data set is fetched
+    before the start. is_tracked: whether it makes a run in W&B.
+    """
+
+    ranks: ClassVar[Literal["started", "one", "imagined"]] = "started"
+    reads_data: ClassVar[bool] = True
+    is_tracked: ClassVar[bool] = True
+
+    @classmethod
+    def problems(cls, arguments: Mapping[str, Any], setting: Setting) -> list[str]:
+        """What the task refuses, one line each of choice, reason and remedy. arguments: its node's own values."""
+        return []
+
+    @abstractmethod
+    def __call__(self, experiment: Experiment) -> None:
+        """Run on every rank."""
