@@ -14,6 +14,11 @@ from typing import Any
 PRELOAD = ["tests.workers", "torch", "torch._dynamo", "src.run", "src.tasks.train", "torch.distributed.fsdp"]
 
 
+#: Process groups that a rank may hold before its world is started anew. Each of gloo's has threads that wake up a
+#: hundred times a second, and what a run makes (a mesh's axes) stays: after some hundred runs little else got done.
+MAX_GROUPS = 12
+
+
 class RankError(AssertionError):
     """A rank raised; the message holds its traceback."""
 
@@ -27,6 +32,7 @@ class World:
         self.folder = tempfile.TemporaryDirectory(prefix="shardlab-test-")
         self.pipes: list[Connection] = []
         self.processes = []
+        self.num_groups = 1  # of the rank that holds most
         for world_rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, world_rank, size, self.folder.name), daemon=True)
@@ -48,12 +54,13 @@ class World:
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 try:
-                    ok, value = pipe.recv()
+                    ok, value, num_groups = pipe.recv()
                 except EOFError as error:
                     raise RankError(f"rank {waiting[pipe]} died without a word") from error
                 if not ok:
                     raise RankError(f"rank {waiting[pipe]}:\n{value}")
                 results[waiting[pipe]] = value
+                self.num_groups = max(self.num_groups, num_groups)
         return [results[rank] for rank in range(len(self.pipes))]
 
     def close(self) -> None:
@@ -81,13 +88,14 @@ def serve(pipe: Connection, world_rank: int, size: int, folder: str) -> None:
         except EOFError:
             return
         try:
-            pipe.send((True, function(world, *args)))
+            ok, value = True, function(world, *args)
         except BaseException:  # reported, with its traceback, to the test that asked
-            pipe.send((False, traceback.format_exc()))
+            ok, value = False, traceback.format_exc()
+        pipe.send((ok, value, dist.get_pg_count()))
 
 
 class Pool:
-    """Worlds by size, started when first asked for, and anew after a failure (peers may hang in a collective)."""
+    """Worlds by size, started when first asked for, and anew after a failure, since peers may hang in a collective."""
 
     def __init__(self) -> None:
         self.worlds: dict[int, World] = {}
@@ -98,10 +106,13 @@ class Pool:
             self.worlds[size] = World(size)
         world = self.worlds[size]
         try:
-            return world.run(function, args, timeout_seconds)
+            results = world.run(function, args, timeout_seconds)
         except RankError:
             self.worlds.pop(size).close()
             raise
+        if world.num_groups > MAX_GROUPS:
+            self.worlds.pop(size).close()
+        return results
 
     def close(self) -> None:
         for world in self.worlds.values():
