@@ -23,6 +23,7 @@ from src.errors import Interrupted
 from src.heartbeat import Heartbeat
 from src.limits import Limits
 from src.memory import keep_freed_memory
+from src.parallel.recompute import recompute_activations
 from src.precision import Precision, cpu_has_native_bf16
 from src.schedule import Schedule
 from src.sharding import Sharding
@@ -159,7 +160,7 @@ def build(
         # The same draw on every rank and under every strategy, whatever was drawn before.
         torch.manual_seed(seed)
         model: nn.Module = instantiate(config["model"], _convert_="all")
-        return model
+        return recompute_activations(model, trainer["activation_checkpointing"])
 
     strategy: Strategy = instantiate(config["strategy"], _convert_="all")
     plan = SavePlan(saving["every"], saving["keep"], saving["monitor"], saving["async"])

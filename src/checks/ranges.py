@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from src.errors import did_you_mean
+from src.parallel.recompute import MODES
 from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
 
 #: Keys that scripts may name already and that nothing reads yet, with the one value they can have.
 NOT_YET = {
-    "trainer.activation_checkpointing": "none",
     "trainer.compile": False,
 }
 
@@ -20,6 +20,7 @@ CHOICES = {
     "sharding.offload": OFFLOADS,
     "precision.name": PRECISIONS,
     "trainer.on_nonfinite": ("stop", "skip"),
+    "trainer.activation_checkpointing": MODES,
 }
 
 MAX_BATCH_SIZE = 1_000_000_000  # samples; numpy can't count slots far beyond, and no memory holds them

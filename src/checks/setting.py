@@ -128,6 +128,7 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         micro_batch_size=sizes.micro_batch_size,
         accumulate=sizes.accumulate,
         max_grad_norm=config["trainer"]["max_grad_norm"],
+        activation_checkpointing=config["trainer"]["activation_checkpointing"],
         optimizer=config["optimizer"],
         data=config["data"],
     )

@@ -95,6 +95,7 @@ class Setting:
     micro_batch_size: int
     accumulate: int
     max_grad_norm: float | None
+    activation_checkpointing: str = "none"
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
 

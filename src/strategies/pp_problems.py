@@ -38,6 +38,14 @@ def problems(setting: Setting) -> list[str]:
             f"sharding={level} frees gathered weights between forward and backward, and strategy.schedule=zero_bubble"
             " would leave out their gradients. Use sharding=zero2, or another schedule."
         )
+    if schedule == "zero_bubble" and setting.activation_checkpointing != "none":
+        # torch 2.14 asks for the gradients of each layer's inputs, and then of each weight, in a backward of its own:
+        # a block of a GPT was recomputed nine times.
+        found.append(
+            f"trainer.activation_checkpointing={setting.activation_checkpointing} recomputes a layer in each backward"
+            " through it, and strategy.schedule=zero_bubble goes through it once for every weight."
+            " Use trainer.activation_checkpointing=none, or another schedule."
+        )
     if setting.data_parallel_size > 1 or tp > 1 or setting.precision in ("bf16", "fp16"):
         found += fused_sgd_problems(setting)
     return found + _stage_problems(setting)

@@ -36,6 +36,8 @@ REFUSED = {
     "strategy.tp=2 launch.nproc=4 model.heads=1": "model.heads=1 is not divisible by strategy.tp=2.",
     "strategy.sequence_parallel=true": "strategy.sequence_parallel=true splits sequences over strategy.tp ranks",
     "strategy.schedule=zero_bubble sharding=zero3": "would leave out their gradients. Use sharding=zero2",
+    "strategy.schedule=zero_bubble trainer.activation_checkpointing=full": "strategy.schedule=zero_bubble goes"
+    " through it once for every weight. Use trainer.activation_checkpointing=none, or another schedule.",
     "sharding=zero1": "sharding=zero1 shards optimizer states, but strategy=pp cuts the layers into stages",
 }
 
