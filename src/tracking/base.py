@@ -36,7 +36,10 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, record: dict[str, Any]) -> None:
-        """One line of metrics.jsonl, before its non-finite numbers are replaced. Returns at once."""
+        """One line of metrics.jsonl, before its non-finite numbers are replaced. Returns at once.
+
+        Without a "step" it is a row of a table named after its "kind".
+        """
 
     @abstractmethod
     def finish(self, exit_code: int, summary: dict[str, Any]) -> None:

@@ -34,6 +34,9 @@ class SilentReporter:
     def epoch_ended(self, record: dict[str, Any]) -> None:
         """An epoch's mean training loss."""
 
+    def record(self, kind: str, record: dict[str, Any]) -> None:
+        """A line of metrics.jsonl of another kind, such as a row of a benchmark's; to the tracker as well."""
+
     def update(self, **facts: Any) -> None:
         """Facts for summary.json, as they become known."""
 
@@ -87,6 +90,9 @@ class Reporter(SilentReporter):
         log.info(
             "epoch %d ended  mean train loss %.4f  (%d samples)", record["epoch"] + 1, record["loss"], record["samples"]
         )
+
+    def record(self, kind: str, record: dict[str, Any]) -> None:
+        self._write({"kind": kind, **record})
 
     def _write(self, record: dict[str, Any]) -> None:
         self.metrics.write(record)

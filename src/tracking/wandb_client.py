@@ -91,6 +91,7 @@ class WandbClient:
         self.url: str | None = None
         self.run: Any = None
         self.service_pids: list[int] = []
+        self.tables: dict[str, list[dict[str, Any]]] = {}  # rows by kind
 
     def open(self, run: RunInfo, wanted_mode: str, project: str | None) -> None:
         """Open the run: online where that is wanted and works, else offline. Raises what wandb raises offline."""
@@ -159,13 +160,17 @@ class WandbClient:
         )
 
     def log(self, record: dict[str, Any]) -> None:
-        """A line of metrics.jsonl, its numbers named train/loss, eval/accuracy, …"""
-        if self.run is not None:
+        """A line of metrics.jsonl, its numbers named train/loss, …; without a step, a row for `finish`."""
+        if "step" not in record:
+            self.tables.setdefault(record["kind"], []).append({k: v for k, v in record.items() if k != "kind"})
+        elif self.run is not None:
             self.run.log(metrics(record))
 
     def finish(self, exit_code: int, summary: dict[str, Any]) -> None:
         """Close the run with the job's exit code; waits for uploads, up to finish_timeout_seconds."""
         if self.run is not None:
+            if self.tables:
+                self.run.log({kind: table(rows) for kind, rows in self.tables.items()})
             # What the metrics do not say already.
             self.run.summary.update({key: summary[key] for key in SUMMARY_FACTS if summary.get(key) is not None})
             self.run.finish(exit_code=exit_code)
@@ -186,6 +191,13 @@ def metrics(record: dict[str, Any]) -> dict[str, Any]:
     kind = record["kind"]
     numbers = {key: value for key, value in record.items() if isinstance(value, int | float) and key != "step"}
     return {"step": record["step"], **{f"{kind}/{key}": value for key, value in numbers.items()}}
+
+
+def table(rows: list[dict[str, Any]]) -> "wandb.Table":
+    """Rows that need not all have the same keys, as one table whose columns stand in the order of their first use."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    data = [[row.get(column) for column in columns] for row in rows]
+    return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
 def source_state() -> dict[str, Any] | None:
