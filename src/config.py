@@ -41,6 +41,7 @@ class Trainer:
     max_grad_norm: float | None = MISSING
     log_every: int = MISSING
     eval_every: int | None = MISSING
+    profile_every: int | None = MISSING
     activation_checkpointing: str = MISSING
     compile: bool = MISSING
     deterministic: bool = MISSING

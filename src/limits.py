@@ -1,4 +1,4 @@
-"""When a loop stops, logs and evaluates."""
+"""When a loop stops, logs, evaluates and measures itself."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ class Limits:
     """All in optimizer steps but epochs. eval_every None: after each epoch.
 
     on_nonfinite: what a NaN or infinite loss does: end the run at the next logged or saved step, or skip its own step
-    (for which every step waits for its loss), until too many in a row are.
+    (for which every step waits for its loss), until too many in a row are. profile_every None: never.
     """
 
     epochs: int
@@ -20,6 +20,7 @@ class Limits:
     log_every: int = 10
     eval_every: int | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    profile_every: int | None = None
 
     def last_step(self, position: Position, plan: BatchPlan) -> int:
         """The step to stop at: what is left of the epochs in today's batches, or max_steps where that is less."""

@@ -189,6 +189,7 @@ def build(
             trainer["log_every"],
             trainer["eval_every"],
             trainer["on_nonfinite"],
+            trainer["profile_every"],
         ),
         reporter=reporter,
         snapshots=Snapshots(strategy, world, run_dir, info.get("run_id", "run"), plan, seed),

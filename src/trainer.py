@@ -18,6 +18,7 @@ from src.limits import Limits
 from src.memory import peak_memory_bytes
 from src.pace import Pace
 from src.position import Position
+from src.profiling.watch import OverlapWatch
 from src.schedule import Schedule
 from src.snapshots import Snapshots
 from src.strategies.base import StepReport, Strategy
@@ -60,6 +61,7 @@ class Trainer:
         self.epoch_targets: int | Tensor = 0
         self.losses = LossWatch(world)
         self.pace = Pace(self.device)
+        self.overlap = OverlapWatch(strategy, world, limits.profile_every, reporter, control, self.pace)
         self.evaluation: dict[str, float] | None = None  # of the weights as they are
 
     def fit(self) -> None:
@@ -81,6 +83,8 @@ class Trainer:
         for batch, microbatches in self.batches(epoch, samples_done):
             self.control.begin_step()
             self.train_step(batch, microbatches)
+            if self.overlap.is_due(self.position.step):
+                self.overlap.measure(self.position.step, microbatches, self.valid_targets(batch, microbatches))
             is_last = self.position.step == self.total_steps
             ends_epoch = self.position.samples == (epoch + 1) * self.plan.num_samples
             every = self.limits.eval_every

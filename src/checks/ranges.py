@@ -38,7 +38,7 @@ def range_problems(config: dict[str, Any]) -> list[str]:
             shown = "null" if only is None else str(only).lower()
             found.append(f"{key}={value} is not available in this version of shardlab. Use {key}={shown}.")
     at_least_one = ["trainer.epochs", "trainer.max_steps", "trainer.log_every", "trainer.eval_every", "data.limit"]
-    at_least_one += ["checkpoint.every", "checkpoint.keep"]
+    at_least_one += ["checkpoint.every", "checkpoint.keep", "trainer.profile_every"]
     for key in at_least_one:
         value = at(config, key)
         if value is not None and value < 1:

@@ -56,6 +56,7 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
     if not unknowns:
         found += strategy.problems(setting)
         found += task.problems({k: v for k, v in config["task"].items() if not k.startswith("_")}, setting)
+        found += _profile_problems(setting, strategy, config["trainer"]["profile_every"])
         found += _model_problems(setting, strategy, config)
     return list(dict.fromkeys(found + _pairing_problems(config) + _monitor_problems(config)))
 
@@ -176,6 +177,19 @@ def _kind_problems(cfg: DictConfig) -> list[str]:
 def _kind_of(data: Any, told: Any) -> str | None:
     """What a data set gives, as far as that is known. data: its class. told: its key `kind`, of data of one's own."""
     return getattr(data, "kind", None) or (told if told in ("images", "tokens") else None)
+
+
+def _profile_problems(setting: Setting, strategy: type[Strategy], every: int | None) -> list[str]:
+    """Measuring what communication adds to a step, where there is none or it can't be left out."""
+    if every is None:
+        return []
+    choice = f"trainer.profile_every={every} compares steps with those without communication between data ranks, but"
+    if strategy.supports.omits is None:
+        others = options_that(lambda other: other.omits is not None)
+        return [f"{choice} strategy={setting.strategy_name} can leave out none. Use {others}, or profile_every=null."]
+    if setting.data_parallel_size == 1:
+        return [f"{choice} there is only one. Use trainer.profile_every=null, or more ranks."]
+    return []
 
 
 def _monitor_problems(config: dict[str, Any]) -> list[str]:

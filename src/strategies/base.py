@@ -6,6 +6,7 @@ A strategy gets the whole list because pipeline schedules expose nothing smaller
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -67,6 +68,7 @@ class Support:
     layout: what it does with the weights, to complete "sharding=zero3 shards parameters, but strategy=ddp ...".
     offload: the values of sharding.offload other than none. packages: what must be installed, by import name.
     model_carries: methods that a model must have, and what each says, to complete "model cnn does not say ...".
+    omits: the communication that `unsynchronized` leaves out of a step, in words; None: it can leave out none.
     """
 
     layout: str
@@ -76,6 +78,7 @@ class Support:
     many_processes: bool = True
     packages: tuple[str, ...] = ()
     model_carries: Mapping[str, str] = field(default_factory=dict)
+    omits: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,17 @@ class Strategy(ABC):
 
         Every rank calls it, or none.
         """
+
+    def unsynchronized(self) -> AbstractContextManager[None]:
+        """A step inside does all but what `supports.omits` names; `discard` its gradients afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} declares in its Support that it omits nothing")
+
+    def synchronization_alone(self, num_microbatches: int) -> Callable[[], None]:
+        """What `supports.omits` names, of a step of so many micro-batches, to be called with nothing beside it.
+
+        After the first step. The call is collective and may be repeated; its buffers are made here.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares in its Support that it omits nothing")
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum of what the ranks hold of the loss, in place; the same value on every rank.

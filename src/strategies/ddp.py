@@ -3,11 +3,12 @@
 Every rank holds the whole model; gradients are all-reduced in buckets while backward still runs.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,8 +20,11 @@ from src.strategies.base import BuildSpec, Setting, Support
 class DDP(AutogradStrategy):
     """bucket_cap_mb: MiB a bucket. The other arguments are DistributedDataParallel's own."""
 
-    supports = Support(layout="keeps a whole copy on every rank", sharding=frozenset({"none"}))
+    supports = Support(
+        layout="keeps a whole copy on every rank", sharding=frozenset({"none"}), omits="the all-reduces of gradients"
+    )
     model: DistributedDataParallel
+    synchronizes = True  # but in `unsynchronized`
 
     def __init__(
         self,
@@ -63,7 +67,28 @@ class DDP(AutogradStrategy):
         return DistributedDataParallel(model, device_ids=device_ids, **self.options)
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if is_last else self.model.no_sync()
+        return nullcontext() if is_last and self.synchronizes else self.model.no_sync()
+
+    @contextmanager
+    def unsynchronized(self) -> Iterator[None]:
+        buffers_are_due = self.model.require_forward_param_sync
+        self.synchronizes = False
+        try:
+            yield
+        finally:
+            self.synchronizes = True
+            # A forward under no_sync tells the next one to leave the buffers as they are.
+            self.model.require_forward_param_sync = buffers_are_due
+
+    def synchronization_alone(self, num_microbatches: int) -> Callable[[], None]:
+        # Only the reducer knows its buckets, whose first is small, and which are made anew after the first step.
+        buckets = [bucket.buffer() for bucket in self.model.reducer._get_zeros_like_grad_buckets()]
+
+        def all_reduce() -> None:
+            for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:  # under way at once, as DDP's
+                work.wait()
+
+        return all_reduce
 
     def forward_backward(self, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> Tensor | None:
         loss = super().forward_backward(microbatches, valid_targets)

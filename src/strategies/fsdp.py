@@ -4,13 +4,14 @@ Parameters, gradients and optimizer states are sharded over the ranks; a unit's 
 forward and backward and freed again (zero3), or kept between the two (zero2).
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
 from src.mesh import make_mesh
-from src.parallel.data import data_parallel, sync_gradients
+from src.parallel.data import data_parallel, forget_whole_gradients, gradient_reductions, omit_sync, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, Support, fused_sgd_problems
 
@@ -25,7 +26,9 @@ class FSDP2(AutogradStrategy):
         layout="always shards gradients and optimizer states",
         sharding=frozenset({"zero2", "zero3", "hybrid"}),
         offload=frozenset({"all"}),
+        omits="the reductions of gradients (not the gathering of weights)",
     )
+    synchronizes = True  # but in `unsynchronized`
 
     def __init__(self, sync_each_microbatch: bool = True) -> None:
         self.sync_each_microbatch = sync_each_microbatch
@@ -41,8 +44,30 @@ class FSDP2(AutogradStrategy):
         return nullcontext()  # the mixed-precision policy casts
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
-        sync_gradients(self.model, is_last, self.sync_each_microbatch)
+        if self.synchronizes:
+            sync_gradients(self.model, is_last, self.sync_each_microbatch)
+        else:
+            omit_sync(self.model, is_last)
         return nullcontext()
+
+    @contextmanager
+    def unsynchronized(self) -> Iterator[None]:
+        self.synchronizes = False
+        try:
+            yield
+        finally:
+            self.synchronizes = True
+            forget_whole_gradients(self.model)
+
+    def synchronization_alone(self, num_microbatches: int) -> Callable[[], None]:
+        reduce = gradient_reductions(self.model)
+        times = num_microbatches if self.sync_each_microbatch else 1
+
+        def all_of_a_step() -> None:
+            for _ in range(times):
+                reduce()
+
+        return all_of_a_step
 
     def clip(self, max_norm: float) -> Tensor:
         # A DTensor: summed over the shards only when it is asked for its full value.

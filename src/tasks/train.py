@@ -1,6 +1,8 @@
 """task=train: train, evaluate, save the weights once."""
 
+from src.data.base import Source
 from src.evaluation import metric_of
+from src.position import Position
 from src.random_state import seed_all
 from src.run import Experiment
 from src.task import Task
@@ -13,43 +15,52 @@ class Train(Task):
     """Joins the parts of an experiment and runs the loop."""
 
     def __call__(self, experiment: Experiment) -> None:
-        world, strategy = experiment.world, experiment.strategy
-        model = experiment.make_model()
-        parameters = sum(p.numel() for p in model.parameters())
-        experiment.reporter.update(
-            world_size=world.world_size,
-            data_parallel_size=experiment.sizes.data_parallel_size,
-            parameters=parameters,
-        )
-        warn_if_short(experiment, parameters)
-        strategy.build(model, experiment.optimizer, experiment.spec)
-        # From here on data ranks draw differently (dropout), but the same at every start.
-        seed_all(experiment.seed, 0, strategy.data.rank)
-        train, test = experiment.data.load(
-            world.device, experiment.seed, data_rank=strategy.data.rank, local_size=world.local_size
-        )
+        train, test = joined(experiment)
         position = None
         if experiment.resume is not None:
             position = experiment.snapshots.restore(experiment.resume)
             told = {"step": position.step, "samples": position.samples, "checkpoint": str(experiment.resume)}
             experiment.reporter.resumed(told)
             experiment.reporter.update(checkpoint=told["checkpoint"])
-        trainer = Trainer(
-            strategy,
-            train,
-            test,
-            experiment.sizes,
-            experiment.limits,
-            experiment.schedule,
-            experiment.seed,
-            world,
-            experiment.reporter,
-            experiment.snapshots,
-            experiment.control,
-            metric=metric_of(experiment.data.kind),
-            position=position,
-        )
-        trainer.fit()
+        make_trainer(experiment, train, test, position).fit()
         experiment.snapshots.finish()
         save_weights(experiment)
-        experiment.reporter.update(peak_memory_bytes=peaks(world))
+        experiment.reporter.update(peak_memory_bytes=peaks(experiment.world))
+
+
+def joined(experiment: Experiment) -> tuple[Source, Source]:
+    """Build the strategy around the model and load the data, training's and test's. Collective."""
+    world, strategy = experiment.world, experiment.strategy
+    model = experiment.make_model()
+    parameters = sum(p.numel() for p in model.parameters())
+    experiment.reporter.update(
+        world_size=world.world_size,
+        data_parallel_size=experiment.sizes.data_parallel_size,
+        parameters=parameters,
+    )
+    warn_if_short(experiment, parameters)
+    strategy.build(model, experiment.optimizer, experiment.spec)
+    # From here on data ranks draw differently (dropout), but the same at every start.
+    seed_all(experiment.seed, 0, strategy.data.rank)
+    return experiment.data.load(
+        world.device, experiment.seed, data_rank=strategy.data.rank, local_size=world.local_size
+    )
+
+
+def make_trainer(experiment: Experiment, train: Source, test: Source, position: Position | None = None) -> Trainer:
+    """The loop over what `joined` gave. position: of a checkpoint that the strategy was restored from."""
+    return Trainer(
+        experiment.strategy,
+        train,
+        test,
+        experiment.sizes,
+        experiment.limits,
+        experiment.schedule,
+        experiment.seed,
+        experiment.world,
+        experiment.reporter,
+        experiment.snapshots,
+        experiment.control,
+        metric=metric_of(experiment.data.kind),
+        position=position,
+    )
