@@ -6,7 +6,7 @@ A strategy gets the whole list because pipeline schedules expose nothing smaller
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -221,6 +221,10 @@ class Strategy(ABC):
     def extra_metrics(self) -> dict[str, float]:
         """What a logged step says beyond the usual, such as the loss scale. Every rank asks, and may communicate."""
         return {}
+
+    def imagined(self) -> AbstractContextManager[None]:
+        """Entered around everything when the strategy is traced on fake tensors: what stands in for code that can't."""
+        return nullcontext()
 
     def close(self) -> None:
         """Release what build took; must not communicate, since peers may be gone."""

@@ -66,6 +66,11 @@ class DDP(AutogradStrategy):
         device_ids = [spec.world.device.index] if spec.world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=device_ids, **self.options)
 
+    def imagined(self) -> AbstractContextManager[None]:
+        from src.strategies.ddp_imagined import imagined_wrapper
+
+        return imagined_wrapper()
+
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last and self.synchronizes else self.model.no_sync()
 

@@ -1,0 +1,153 @@
+"""The bytes of every tensor that is alive, followed while a step runs: what a step needs, on a CPU or on fake tensors.
+
+A process's resident size says nothing of a step: it holds libraries, freed pages and the data set. What is counted here
+are the storages that torch's operations are seen to make. Workspaces inside kernels and the buffers of gloo are not
+seen.
+"""
+
+import gc
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+#: Called with an operation, its arguments, and what it returned.
+Seen = Callable[[Any, tuple[Any, ...], Any], None]
+
+
+class StorageMeter(TorchDispatchMode):
+    """While entered, follows the storages that operations make and free. Not reentrant.
+
+    current, peak: bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = self.peak = 0
+        self.sizes: dict[int, int] = {}
+        self.watches: dict[int, weakref.ref[Any]] = {}
+        self.seen: Seen | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, Tensor) and is_wrapper(kind) for kind in types):
+            return NotImplemented  # let it work on the tensors that it wraps, which come here in their turn
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        if self.seen is not None:
+            self.seen(func, args, result)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage from now on until it is freed, once however many tensors share it."""
+        if tensor.layout is torch.strided and not is_wrapper(type(tensor)):
+            self.add_storage(tensor.untyped_storage())
+
+    def add_storage(self, storage: torch.UntypedStorage) -> None:
+        """`add`, or bring up to date what it was counted with."""
+        key, size = storage._cdata, storage.nbytes()
+        known = self.sizes.get(key)
+        if known is None:
+            self.watches[key] = weakref.ref(storage, lambda _: self._forget(key))
+            known = 0
+        if known != size:
+            self.sizes[key] = size
+            self.current += size - known
+            self.peak = max(self.peak, self.current)
+
+    def _forget(self, key: int) -> None:
+        self.watches.pop(key, None)
+        self.current -= self.sizes.pop(key, 0)
+
+    def __enter__(self) -> "StorageMeter":
+        # Engines give memory back, and take it again, by resizing a storage, which is no operation.
+        self._resize = torch.UntypedStorage.resize_
+        meter, resize = self, self._resize
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            answer = resize(storage, size)
+            meter.add_storage(storage)
+            return answer
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether a kind of tensor only holds others, as DTensor does. A fake tensor stands for one with a storage."""
+    if kind in (Tensor, torch.nn.Parameter, FakeTensor):
+        return False
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def tensors_of(root: Any) -> Iterator[Tensor]:
+    """Every tensor that hangs on `root`, however deep: attributes, containers, gradients, what hooks have closed over."""
+    seen: set[int] = set()
+    waiting: list[Any] = [root]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, SKIPPED):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            yield from storages_inside(item)
+            if item.is_leaf and item.grad is not None:
+                waiting.append(item.grad)
+        if isinstance(item, types.FunctionType):
+            waiting += [item.__closure__, item.__defaults__, item.__kwdefaults__]
+        elif isinstance(item, types.MethodType):
+            waiting += [item.__self__, item.__func__]
+        else:
+            waiting += gc.get_referents(item)
+
+
+#: What leads out of an object into the program: nothing that a step needs is behind it alone.
+SKIPPED = (types.ModuleType, type, types.FrameType, types.CodeType, str, bytes, int, float, types.NoneType)
+
+
+def storages_inside(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors with a storage of their own that a tensor is made of: itself, or what it wraps."""
+    if not is_wrapper(type(tensor)):
+        yield tensor
+    elif hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):
+                yield from storages_inside(inner)
+
+
+def storage_bytes(owner: Any) -> int:
+    """Bytes of the storages of all tensors that hang on `owner`, each counted once."""
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_of(owner)}
+    return sum(storages.values())
+
+
+@contextmanager
+def metered(owner: Any, seen: Seen | None = None, meter: StorageMeter | None = None) -> Iterator[StorageMeter]:
+    """A meter over the block that knows already what hangs on `owner` (a strategy: weights, gradients, states).
+
+    meter: one that has been used on it before, and goes on: what only an engine's own code holds (the buckets of DDP's
+    reducer between two steps) it has seen when that was made. Its peak begins anew. seen: told of each operation.
+    """
+    meter = StorageMeter() if meter is None else meter
+    meter.seen = seen
+    for tensor in list(tensors_of(owner)):
+        meter.add(tensor)
+    meter.peak = meter.current
+    with meter:
+        yield meter
