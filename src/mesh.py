@@ -3,7 +3,6 @@
 import math
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.utils._python_dispatch import _disable_current_modes
 
 from src.sharding import Sharding
 from src.world import World
@@ -27,8 +26,7 @@ def make_mesh(world: World, sharding: Sharding, tensor: int | None = None, pipel
         axes["replicate" if sharding.level == "none" else "shard"] = data
     if tensor is not None:
         axes["tensor"] = tensor
-    with _disable_current_modes():  # a mesh is made of numbers, also where tensors are fake (src/plan/)
-        return init_device_mesh(world.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return init_device_mesh(world.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def data_part(mesh: DeviceMesh) -> DeviceMesh:

@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_leaves
 Seen = Callable[[Any, tuple[Any, ...], Any], None]
 
 
-class StorageMeter(TorchDispatchMode):
+class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's base is untyped
     """While entered, follows the storages that operations make and free. Not reentrant.
 
     current, peak: bytes.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.current = self.peak = 0
         self.sizes: dict[int, int] = {}
         self.watches: dict[int, weakref.ref[Any]] = {}
@@ -79,12 +79,12 @@ class StorageMeter(TorchDispatchMode):
             meter.add_storage(storage)
             return answer
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
-        super().__enter__()
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
 
@@ -92,11 +92,11 @@ def is_wrapper(kind: type) -> bool:
     """Whether a kind of tensor only holds others, as DTensor does. A fake tensor stands for one with a storage."""
     if kind in (Tensor, torch.nn.Parameter, FakeTensor):
         return False
-    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
 def tensors_of(root: Any) -> Iterator[Tensor]:
-    """Every tensor that hangs on `root`, however deep: attributes, containers, gradients, what hooks have closed over."""
+    """Every tensor that hangs on `root`, however deep: in attributes, containers, gradients, closures."""
     seen: set[int] = set()
     waiting: list[Any] = [root]
     while waiting:

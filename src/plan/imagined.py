@@ -4,6 +4,7 @@ The real strategy runs in it as one rank of that world. Its collectives return a
 tensor's value, it gets one.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from src import mesh
 from src.world import World
 
 
@@ -31,14 +34,15 @@ def imagined(world: World) -> Iterator[None]:
             # FSDP1 compares the addresses of storages, which fake ones don't have; it goes on without.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             stack.enter_context(conversion_by_replacement())
+            stack.enter_context(real_meshes())
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(AnyValue())
+            stack.enter_context(AnyValue())  # type: ignore[no-untyped-call]
             yield
     finally:
         dist.destroy_process_group()
 
 
-class AnyValue(TorchDispatchMode):
+class AnyValue(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's base is untyped
     """Where a fake tensor is asked for its value (an optimizer's step count, an overflow check), it is one."""
 
     def __torch_dispatch__(
@@ -77,6 +81,34 @@ def converted(tensor: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
     if made is tensor or not isinstance(tensor, nn.Parameter):
         return made
     return nn.Parameter(made, requires_grad=tensor.requires_grad)
+
+
+@contextmanager
+def real_meshes() -> Iterator[None]:
+    """Device meshes are made of numbers that are read, so what makes them works outside of the modes."""
+    makers: list[tuple[Any, str]] = [(mesh, "init_device_mesh")]
+    makers += [(DeviceMesh, name) for name in ("__init__", "__getitem__", "_flatten", "_concatenate")]
+    originals = [vars(owner)[name] for owner, name in makers]
+    for (owner, name), original in zip(makers, originals, strict=True):
+        setattr(owner, name, outside_of_modes(original))
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(makers, originals, strict=True):
+            setattr(owner, name, original)
+
+
+def outside_of_modes(function: Any) -> Any:
+    """`function`, or a static method, that makes real tensors whatever mode it is called in."""
+    if isinstance(function, staticmethod):
+        return staticmethod(outside_of_modes(function.__func__))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class Traffic:

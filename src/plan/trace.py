@@ -49,10 +49,10 @@ def trace(
     such a world, so a mistake shows before a queue of GPUs does.
     """
     started = time.perf_counter()
-    strategy = copy.deepcopy(strategy)
+    strategy = copy.deepcopy(strategy).imagined()
     world = replace(spec.world, world_rank=world_rank, local_rank=world_rank % spec.world.local_size)
     world = replace(world, device=torch.device("cpu"))
-    with imagined(world), strategy.imagined():
+    with imagined(world):
         strategy.build(make_model(), optimizer, replace(spec, world=world))
         strategy.train_mode(True)
         traffic = Traffic()

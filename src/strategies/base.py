@@ -6,7 +6,7 @@ A strategy gets the whole list because pipeline schedules expose nothing smaller
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -69,6 +69,7 @@ class Support:
     offload: the values of sharding.offload other than none. packages: what must be installed, by import name.
     model_carries: methods that a model must have, and what each says, to complete "model cnn does not say ...".
     omits: the communication that `unsynchronized` leaves out of a step, in words; None: it can leave out none.
+    omits_not: what it has to keep beside that.
     """
 
     layout: str
@@ -79,6 +80,7 @@ class Support:
     packages: tuple[str, ...] = ()
     model_carries: Mapping[str, str] = field(default_factory=dict)
     omits: str | None = None
+    omits_not: str | None = None
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,9 @@ class Strategy(ABC):
         """What a logged step says beyond the usual, such as the loss scale. Every rank asks, and may communicate."""
         return {}
 
-    def imagined(self) -> AbstractContextManager[None]:
-        """Entered around everything when the strategy is traced on fake tensors: what stands in for code that can't."""
-        return nullcontext()
+    def imagined(self) -> "Strategy":
+        """What is built on fake tensors in this one's place, unbuilt: itself, unless its engine reads from memory."""
+        return self
 
     def close(self) -> None:
         """Release what build took; must not communicate, since peers may be gone."""

@@ -42,6 +42,7 @@ class DDP(AutogradStrategy):
             "forward_sync_buffers": forward_sync_buffers,
         }
         self.checked_for_unused = find_unused_parameters
+        self.wrapper: type[DistributedDataParallel] = DistributedDataParallel
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
@@ -64,12 +65,13 @@ class DDP(AutogradStrategy):
         memory_format = getattr(model, "memory_format", torch.preserve_format)
         model = model.to(spec.world.device, memory_format=memory_format)  # type: ignore[call-overload]
         device_ids = [spec.world.device.index] if spec.world.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, **self.options)
+        return self.wrapper(model, device_ids=device_ids, **self.options)
 
-    def imagined(self) -> AbstractContextManager[None]:
-        from src.strategies.ddp_imagined import imagined_wrapper
+    def imagined(self) -> "DDP":
+        from src.strategies.ddp_imagined import ImaginedDDP
 
-        return imagined_wrapper()
+        self.wrapper = ImaginedDDP
+        return self
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last and self.synchronizes else self.model.no_sync()

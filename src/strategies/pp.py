@@ -92,6 +92,13 @@ class PipelineParallel(AutogradStrategy):
             # Ranks without the loss scale nothing, and a scaler that never did has no scale to take away.
             self.scaler.scale(torch.zeros((), device=spec.world.device))
 
+    def imagined(self) -> "PipelineParallel":
+        from src.strategies.pp_imagined import ImaginedPipeline
+
+        return ImaginedPipeline(
+            self.pp, self.tp, self.sequence_parallel, self.schedule_name, self.split_points, self.stages_per_rank
+        )
+
     def data_axis(self, spec: BuildSpec) -> Axis:
         return data_axis(self.mesh)
 
