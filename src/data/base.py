@@ -38,6 +38,14 @@ class Data(ABC):
         """Download what is missing and check what is there. Raises Refused with the remedy."""
         return None
 
+    def example(self, micro_batch_size: int) -> MicroBatch | None:
+        """The shapes and types of a micro-batch, in zeros; None where they can't be told without reading samples.
+
+        Touches no disk, and makes its tensors by torch's factories, so it works on the meta device and under a fake
+        tensor mode.
+        """
+        return None
+
     @abstractmethod
     def load(
         self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1
@@ -47,6 +55,11 @@ class Data(ABC):
         seed: for what is drawn while fetching, such as augmentation. data_rank, local_size: this rank's place on
         the data-parallel axis and the ranks of this machine; only loader processes need them (seeds, cores).
         """
+
+
+def example_images(micro_batch_size: int, image_shape: Sequence[int]) -> MicroBatch:
+    """What an ImageSource gives, in zeros. image_shape: (channels, height, width)."""
+    return MicroBatch(torch.zeros(micro_batch_size, *image_shape), torch.zeros(micro_batch_size, dtype=torch.int64))
 
 
 def mask_padding(targets: Tensor, num_real: int) -> Tensor:

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from src.batch import MicroBatch
 from src.data.augment import AugmentedImageSource
-from src.data.base import Data, ImageSource, Source
+from src.data.base import Data, ImageSource, Source, example_images
 from src.data.download import download_once
 from src.errors import Refused
 
@@ -83,6 +84,9 @@ class CIFAR10(Data):
             (folder / archive.name).symlink_to(archive.resolve())
         self.dataset(str(folder), download=True)
         (folder / archive.name).unlink()
+
+    def example(self, micro_batch_size: int) -> MicroBatch:
+        return example_images(micro_batch_size, [3, 32, 32])
 
     def load(
         self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1

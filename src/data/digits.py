@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from src.data.base import Data, ImageSource, Source
+from src.batch import MicroBatch
+from src.data.base import Data, ImageSource, Source, example_images
 from src.errors import Refused
 
 NUM_TEST = 300
@@ -47,6 +48,9 @@ class Digits(Data):
             raise Refused(
                 f"data=digits needs {self.file()}, which is not there. Set data.root=null to use scikit-learn's copy."
             )
+
+    def example(self, micro_batch_size: int) -> MicroBatch:
+        return example_images(micro_batch_size, [1, 8, 8])
 
     def load(
         self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from src.data.base import Data, ImageSource, Source
+from src.batch import MicroBatch
+from src.data.base import Data, ImageSource, Source, example_images
 from src.data.download import download_once
 from src.data.idx import check_idx, read_idx
 from src.errors import Refused
@@ -80,6 +81,9 @@ class MNIST(Data):
         from torchvision import datasets  # 2 to 7 s to import, so only where it is needed
 
         datasets.MNIST(str(folder), download=True)
+
+    def example(self, micro_batch_size: int) -> MicroBatch:
+        return example_images(micro_batch_size, [1, 28, 28])
 
     def load(
         self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1

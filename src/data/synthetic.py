@@ -6,8 +6,8 @@ import torch
 
 from src.batch import MicroBatch, Request
 from src.data.augment import BITS, scramble
-from src.data.base import Data, ImageSource, Source
-from src.data.tokens import shifted
+from src.data.base import Data, ImageSource, Source, example_images
+from src.data.tokens import example_tokens, shifted
 from src.errors import Refused
 
 NOISE = 40.0  # standard deviation around a class's prototype, in 1/255
@@ -48,6 +48,9 @@ class SyntheticImages(Data):
 
     def prepare(self) -> None:
         require_samples(self.num_samples, self.num_test_samples)
+
+    def example(self, micro_batch_size: int) -> MicroBatch:
+        return example_images(micro_batch_size, self.image_shape)
 
     def load(
         self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1
@@ -97,6 +100,9 @@ class SyntheticTokens(Data):
 
     def prepare(self) -> None:
         require_samples(self.num_samples, self.num_test_samples)
+
+    def example(self, micro_batch_size: int) -> MicroBatch:
+        return example_tokens(micro_batch_size, self.sequence_length)
 
     def load(
         self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from src.batch import MicroBatch
 from src.data.base import Data, Source
-from src.data.tokens import WindowSource
+from src.data.tokens import WindowSource, example_tokens
 from src.errors import Refused
 
 TEST_SHARE = 0.01  # of the windows, the last ones
@@ -70,6 +71,9 @@ class Text(Data):
                 f" data.sequence_length={self.sequence_length} need {2 * self.sequence_length + 1}."
                 " Use a shorter data.sequence_length, or more text."
             )
+
+    def example(self, micro_batch_size: int) -> MicroBatch:
+        return example_tokens(micro_batch_size, self.sequence_length)
 
     def load(
         self, device: torch.device, seed: int, *, data_rank: int = 0, local_size: int = 1

@@ -14,6 +14,12 @@ def shifted(windows: Tensor, num_real: int) -> MicroBatch:
     return MicroBatch(windows[:, :-1].contiguous(), mask_padding(windows[:, 1:].contiguous(), num_real))
 
 
+def example_tokens(micro_batch_size: int, sequence_length: int) -> MicroBatch:
+    """What `shifted` gives, in zeros."""
+    shape = (micro_batch_size, sequence_length)
+    return MicroBatch(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
+
+
 class WindowSource(Source):
     """Consecutive windows of `sequence_length` tokens; window i starts where i - 1 ended.
 
