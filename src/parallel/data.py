@@ -94,7 +94,7 @@ def gradient_reductions(model: nn.Module) -> Callable[[], None]:
 
     def reduce() -> None:
         for whole, shard, mesh in calls:
-            dist.reduce_scatter_tensor(shard, whole, group=mesh.get_group("shard"))
+            dist.reduce_scatter_single(shard, whole, group=mesh.get_group("shard"))
             if "replicate" in (mesh.mesh_dim_names or ()):
                 dist.all_reduce(shard, group=mesh.get_group("replicate"))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from src.profiling.breakdown import Breakdown, Samples, of_timings
 from src.profiling.probe import overlap_of
 from src.profiling.trace import KernelTimes
+from src.strategies.base import Support
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,12 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """method: what gave the numbers. hidden: how much communication was, in words. facts: further numbers."""
+    """method: what gave the numbers. hidden: how much communication was, in words. facts: further numbers.
+
+    beside_compute: the communication that is counted with compute, in words, where there is any.
+    """
 
     breakdown: Breakdown
     method: str
     hidden: str
     facts: dict[str, float | None]
+    beside_compute: str | None = None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -40,9 +45,8 @@ class Finding:
         from rich.table import Table
 
         parts = self.breakdown
-        apart = parts.communication_seconds is not None
         rows = {
-            "compute" if apart else "compute and communication": parts.compute_seconds,
+            "compute" if self.beside_compute is None else f"compute, and {self.beside_compute}": parts.compute_seconds,
             "communication that nothing hides": parts.communication_seconds,
             "waiting for data": parts.data_seconds,
             "idle": parts.idle_seconds,
@@ -61,19 +65,34 @@ class Finding:
         return [f"communication hidden: {self.hidden}", f"method: {self.method}"]
 
 
-def from_timings(seconds: Mapping[str, Samples], omitted: str | None, cannot: str) -> Finding:
-    """seconds: as `of_timings` takes them, and "alone". omitted: what "omitting" leaves out, in words.
-
-    cannot: why there is no "omitting", where there is none.
-    """
+def from_timings(seconds: Mapping[str, Samples], strategy_name: str, supports: Support) -> Finding:
+    """seconds: of several ranks or one, as `of_timings` takes them; with "alone" where there is "omitting"."""
     count = f"medians of {len(seconds['data'])} samples"
-    if "omitting" not in seconds:
-        return Finding(of_timings(seconds, None), f"timings, {count}", f"not measured ({cannot})", {})
+    if "omitting" in seconds:
+        return _with_and_without(seconds, supports, count)
+    alone = len(seconds["data"][0]) == 1
+    cannot = (
+        "there is one rank, and nobody to communicate with"
+        if alone
+        else f"strategy={strategy_name} can't leave out its communication, and on CPUs there are no kernels to look at"
+    )
+    return Finding(
+        of_timings(seconds, None),
+        f"timings; {count}",
+        f"not measured ({cannot})",
+        {},
+        None if alone else "communication",
+    )
+
+
+def _with_and_without(seconds: Mapping[str, Samples], supports: Support, count: str) -> Finding:
     overlap = overlap_of(seconds)
     alone, exposed = overlap.communication, overlap.exposed
+    inseparable = [] if exposed.is_measurable else [supports.omits]
+    beside = [words for words in (*inseparable, supports.omits_not) if words is not None]
     return Finding(
         of_timings(seconds, overlap),
-        f"the step with and without {omitted}, and these alone; {count}, ± twice the standard error",
+        f"the step with and without {supports.omits}, and these alone; {count}, ± twice their standard error",
         overlap.in_words(),
         {
             "exposed_comm_noise_seconds": exposed.noise_seconds,
@@ -83,6 +102,7 @@ def from_timings(seconds: Mapping[str, Samples], omitted: str | None, cannot: st
             "hidden_comm_fraction": overlap.hidden_fraction,
             "hidden_comm_noise_fraction": overlap.noise_fraction,
         },
+        " and ".join(beside) or None,
     )
 
 

@@ -26,7 +26,8 @@ class FSDP2(AutogradStrategy):
         layout="always shards gradients and optimizer states",
         sharding=frozenset({"zero2", "zero3", "hybrid"}),
         offload=frozenset({"all"}),
-        omits="the reductions of gradients (not the gathering of weights)",
+        omits="the reductions of gradients",
+        omits_not="the gathering of weights",
     )
     synchronizes = True  # but in `unsynchronized`
 

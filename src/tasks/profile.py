@@ -75,14 +75,7 @@ class Profile(Task):
                 own["optimizer"].append(optimizer_seconds)
             experiment.control.beat()
         seconds = probe.of_all_ranks() | {name: of_all_ranks(samples, world) for name, samples in own.items()}
-        if strategy.data.size == 1:
-            cannot = "there is one data rank, so no gradients are exchanged"
-        else:
-            cannot = (
-                f"strategy={experiment.setting.strategy_name} can't leave out its communication,"
-                " and on CPUs there are no kernels to look at"
-            )
-        return from_timings(seconds, strategy.supports.omits, cannot)
+        return from_timings(seconds, experiment.setting.strategy_name, strategy.supports)
 
 
 class Steps:
