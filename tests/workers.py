@@ -79,7 +79,10 @@ def serve(pipe: Connection, world_rank: int, size: int, folder: str) -> None:
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a run tells its user
     torch.set_num_threads(1)
-    os.environ.update(LOCAL_RANK=str(world_rank), LOCAL_SIZE=str(size))  # DeepSpeed reads them
+    # What torchrun would set, all on this machine; DeepSpeed reads LOCAL_SIZE. Nobody meets at the address.
+    place = {"RANK": world_rank, "LOCAL_RANK": world_rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(number) for name, number in place.items()})
+    os.environ.update(LOCAL_SIZE=str(size), MASTER_ADDR="localhost", MASTER_PORT="29500")
     world = RunWorld(world_rank, size, world_rank, size, torch.device("cpu"))
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=world_rank, world_size=size)
     while True:
