@@ -6,7 +6,6 @@ Settings go through wandb.Settings: it must not print, prompt, capture the conso
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import wandb
 
 from src.tracking.base import RunInfo
+from src.tracking.source import source_state
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ SUMMARY_FACTS = (
     "peak_memory_bytes",
     "checkpoint",
 )
-REPOSITORY = Path(__file__).parent.parent.parent
 
 
 def login_problem() -> str | None:
@@ -198,14 +197,3 @@ def table(rows: list[dict[str, Any]]) -> "wandb.Table":
     columns = list(dict.fromkeys(key for row in rows for key in row))
     data = [[row.get(column) for column in columns] for row in rows]
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
-
-
-def source_state() -> dict[str, Any] | None:
-    """{"commit": the first 12 digits, "dirty": whether files differ from it}; None outside a git checkout."""
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
-    try:
-        words = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    commit, _, dirty = words.partition("-")
-    return {"commit": commit, "dirty": dirty == "dirty"}

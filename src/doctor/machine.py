@@ -1,0 +1,108 @@
+"""The facts of one host, read from the kernel and from torch. Linux; elsewhere what it does not say is None."""
+
+import os
+import platform
+import re
+import resource
+import shutil
+from pathlib import Path
+
+import torch
+
+from src.doctor.facts import Machine
+from src.doctor.network import interfaces, own_name_means
+from src.environment import num_cores
+from src.precision import cpu_has_native_bf16
+
+CGROUPS = Path("/sys/fs/cgroup")
+NO_LIMIT_BYTES = 1 << 60  # cgroup v1 says "none" by a number near 2^63
+
+
+def inspect_machine(run_dir: Path) -> Machine:
+    """This host, now. Starts no CUDA context."""
+    memory = meminfo(text_of(Path("/proc/meminfo")) or "")
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    disk, shm = shutil.disk_usage(run_dir), Path("/dev/shm")
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    driver = text_of(Path("/proc/driver/nvidia/version"))
+    return Machine(
+        system=f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver()) or 'libc unknown'}",
+        cpu=cpu_model(text_of(Path("/proc/cpuinfo")) or "") or platform.machine(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        has_native_bf16=cpu_has_native_bf16(),
+        machine_cores=os.cpu_count() or num_cores(),
+        allowed_cores=num_cores(),
+        cpu_quota=cpu_quota(),
+        memory_bytes=memory.get("MemTotal", pages),
+        available_memory_bytes=memory.get("MemAvailable", pages),
+        memory_limit_bytes=memory_limit(),
+        shm_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
+        disk_bytes=disk.total,
+        free_disk_bytes=disk.free,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
+        has_infiniband=any(Path("/sys/class/infiniband").glob("*")),
+        interfaces=interfaces(),
+        resolves_to=own_name_means(),
+        has_nvidia_driver=driver is not None or Path("/dev/nvidiactl").exists(),
+        driver_version=None if driver is None else driver_version(driver),
+        visible_gpus=torch.cuda.device_count(),
+    )
+
+
+def text_of(path: Path) -> str | None:
+    """A file of the kernel's; None where this kernel, or this container, has none or shows none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def meminfo(text: str) -> dict[str, int]:
+    """/proc/meminfo in bytes: it writes kB and means KiB."""
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def cpu_model(text: str) -> str | None:
+    """Of /proc/cpuinfo; ARM's has none."""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else None
+
+
+def driver_version(text: str) -> str | None:
+    """Of /proc/driver/nvidia/version: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug ..."."""
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return found[1] if found else None
+
+
+def cpu_quota() -> float | None:
+    """Cores' worth of time that this process's control group may use; None: no limit."""
+    for folder in cgroup_folders():
+        if (text := text_of(folder / "cpu.max")) is not None:
+            return quota_of(*text.split())
+    quota, period = (text_of(CGROUPS / "cpu" / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+    return None if quota is None or period is None else quota_of(quota.strip(), period.strip())
+
+
+def quota_of(quota: str, period: str) -> float | None:
+    """Microseconds of CPU in each period of wall time, as cores; "max" and -1 are no limit."""
+    return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def memory_limit() -> int | None:
+    """Bytes that this process's control group may take; None: no limit."""
+    files = [folder / "memory.max" for folder in cgroup_folders()]
+    for path in [*files, CGROUPS / "memory" / "memory.limit_in_bytes"]:
+        if (text := text_of(path)) is not None:
+            return limit_of(text.strip())
+    return None
+
+
+def limit_of(text: str) -> int | None:
+    return None if text == "max" or int(text) >= NO_LIMIT_BYTES else int(text)
+
+
+def cgroup_folders() -> list[Path]:
+    """Where this process's limits may stand, version 2: its own group, or the root of what a container sees."""
+    found = re.search(r"^0::/(.*)$", text_of(Path("/proc/self/cgroup")) or "", re.MULTILINE)
+    return [CGROUPS / found[1], CGROUPS] if found else [CGROUPS]
