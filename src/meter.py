@@ -9,7 +9,7 @@ import gc
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -151,3 +151,40 @@ def metered(owner: Any, seen: Seen | None = None, meter: StorageMeter | None = N
     meter.peak = meter.current
     with meter:
         yield meter
+
+
+class StepPeak:
+    """The peak of an owner's second step, and of its first where there is no second: in that, states are still made.
+
+    owner: a strategy. device: on a GPU it is the allocator's peak, from the second step on. beside: what holds other
+    tensors on the device, such as a data set, which don't count.
+    """
+
+    def __init__(self, owner: Any, device: torch.device, beside: Any = None) -> None:
+        self.owner, self.device, self.beside = owner, device, beside
+        self.steps = 0
+        self.meter: StorageMeter | None = None
+        self.bytes: int | None = None
+
+    def step(self) -> AbstractContextManager[Any]:
+        """Entered around a whole step; from the third on it does nothing."""
+        self.steps += 1
+        if self.steps > STEPS_SEEN:
+            self.meter = None
+            return nullcontext()
+        return self.allocator_peak() if self.device.type == "cuda" else self.storages_peak()
+
+    @contextmanager
+    def storages_peak(self) -> Iterator[None]:
+        with metered(self.owner, meter=self.meter) as self.meter:
+            yield
+        self.bytes = self.meter.peak
+
+    @contextmanager
+    def allocator_peak(self) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        yield
+        self.bytes = torch.cuda.max_memory_allocated(self.device) - storage_bytes(self.beside)
+
+
+STEPS_SEEN = 2  # an operation takes up to twice as long while storages are followed

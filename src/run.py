@@ -79,7 +79,7 @@ def run(
     """
     if task_class(config).ranks == "imagined":
         num_imagined = num_ranks(config)
-        world = World(0, num_imagined, 0, num_imagined)
+        world = World(0, num_imagined, 0, num_imagined, is_imagined=True)
     apply_numerics(config, world)
     if world.device.type == "cpu":
         keep_freed_memory()
@@ -210,7 +210,7 @@ def starting_point(run_dir: Path, info: dict[str, Any], world: World) -> Path | 
             for line in damaged:
                 log.warning("passed over: %s", line)
             found = [info.get("resume") if newest is None else str(newest)]
-        if world.world_size > 1:
+        if world.has_peers:
             dist.broadcast_object_list(found, src=0)
     return None if found[0] is None else Path(found[0])
 

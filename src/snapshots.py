@@ -58,7 +58,7 @@ class Snapshots:
         self.best: dict[str, Any] | None = None  # {"step", "monitor", "value"} of the best of this folder
         self.store: Store | None = None
         self.group: dist.ProcessGroup | None = None
-        if world.world_size > 1:
+        if world.has_peers:
             # Now: a run whose launcher was killed is asked to stop and save when nobody keeps a store to meet at.
             group = dist.new_group(backend="gloo", timeout=SAVING_TIMEOUT)
             assert isinstance(group, dist.ProcessGroup), "every rank is a member"

@@ -140,7 +140,7 @@ class Agreement:
         self.notes = torch.zeros(2, dtype=torch.int64)  # signal number or 0, microseconds a step
         self.steps_between = self.steps_left = 1
         self.asked_at: float | None = None
-        if world.world_size > 1:
+        if world.has_peers:
             timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
             group = dist.new_group(backend="gloo", timeout=timeout)
             assert isinstance(group, dist.ProcessGroup), "every rank is a member"

@@ -16,6 +16,7 @@ from src.evaluation import Metric, evaluate
 from src.finite import LossWatch, NonFiniteLoss
 from src.limits import Limits
 from src.memory import peak_memory_bytes
+from src.meter import StepPeak
 from src.pace import Pace
 from src.position import Position
 from src.profiling.watch import OverlapWatch
@@ -60,6 +61,7 @@ class Trainer:
         self.epoch_loss = torch.zeros((), device=self.device)  # since position.loss_sum was last brought up to date
         self.epoch_targets: int | Tensor = 0
         self.losses = LossWatch(world)
+        self.peak = StepPeak(strategy, world.device, beside=(train, test))
         self.pace = Pace(self.device)
         self.overlap = OverlapWatch(strategy, world, limits.profile_every, reporter, control, self.pace)
         self.evaluation: dict[str, float] | None = None  # of the weights as they are
@@ -82,7 +84,8 @@ class Trainer:
         """The rest of an epoch, or of the run."""
         for batch, microbatches in self.batches(epoch, samples_done):
             self.control.begin_step()
-            self.train_step(batch, microbatches)
+            with self.peak.step():
+                self.train_step(batch, microbatches)
             if self.overlap.is_due(self.position.step):
                 self.overlap.measure(self.position.step, microbatches, self.valid_targets(batch, microbatches))
             is_last = self.position.step == self.total_steps

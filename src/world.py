@@ -15,18 +15,24 @@ from src.environment import Ranks, num_cores
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place. device: where its tensors live."""
+    """One rank's place. device: where its tensors live. is_imagined: there are no other ranks, and no process group."""
 
     world_rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
     device: torch.device = torch.device("cpu")
+    is_imagined: bool = False
 
     @classmethod
     def of(cls, ranks: Ranks, device_type: str) -> "World":
         device = torch.device("cuda", ranks.local_rank) if device_type == "cuda" else torch.device("cpu")
         return cls(*ranks, device)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether there are other ranks to talk to."""
+        return self.world_size > 1 and not self.is_imagined
 
     @property
     def is_main(self) -> bool:

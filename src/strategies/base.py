@@ -67,6 +67,7 @@ class Support:
 
     layout: what it does with the weights, to complete "sharding=zero3 shards parameters, but strategy=ddp ...".
     offload: the values of sharding.offload other than none. packages: what must be installed, by import name.
+    can_be_traced: whether its engine runs on fake tensors.
     model_carries: methods that a model must have, and what each says, to complete "model cnn does not say ...".
     omits: the communication that `unsynchronized` leaves out of a step, in words; None: it can leave out none.
     omits_not: what it has to keep beside that.
@@ -78,6 +79,7 @@ class Support:
     offload: frozenset[str] = frozenset()
     many_processes: bool = True
     packages: tuple[str, ...] = ()
+    can_be_traced: bool = True
     model_carries: Mapping[str, str] = field(default_factory=dict)
     omits: str | None = None
     omits_not: str | None = None
@@ -141,6 +143,11 @@ class Strategy(ABC):
         Raises Refused where the degrees don't divide the world.
         """
         return world_size
+
+    @classmethod
+    def different_ranks(cls, world_size: int, arguments: Mapping[str, Any]) -> list[int]:
+        """World ranks that hold differently much; each of the others holds no more than one of these."""
+        return [0]
 
     @abstractmethod
     def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:

@@ -45,6 +45,7 @@ class DeepSpeed(Strategy):
         sharding=frozenset({"none", "zero1", "zero2", "zero3"}),
         offload=frozenset({"optimizer", "all"}),
         packages=("deepspeed",),
+        can_be_traced=False,
     )
 
     def __init__(

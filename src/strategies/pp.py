@@ -66,6 +66,11 @@ class PipelineParallel(AutogradStrategy):
         return data_ranks(world_size, pp=arguments.get("pp", 2), tp=arguments.get("tp", 1))
 
     @classmethod
+    def different_ranks(cls, world_size: int, arguments: Mapping[str, Any]) -> list[int]:
+        stages = arguments.get("pp", 2)
+        return list(range(0, world_size, world_size // stages))
+
+    @classmethod
     def problems(cls, setting: Setting) -> list[str]:
         return pp_problems.problems(setting)
 
