@@ -29,9 +29,9 @@ def wall_seconds(rows: list[Measured]) -> float:
     return sum(row.wall_seconds for row in rows)
 
 
-def table(rows: list[Measured], title: str, backend: str) -> Table:
+def table(rows: list[Measured], backend: str) -> Table:
     """A row for each operation and size; a star at what is none of the network's own numbers."""
-    made = Table(title=title, title_justify="left")
+    made = Table()
     made.add_column("operation")
     for column in ("MB", "mean ms", "fastest", "slowest", "algorithm GB/s", "bus GB/s"):
         made.add_column(column, justify="right")

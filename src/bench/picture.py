@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from src.bench.collectives import EMULATED
 from src.bench.timing import Measured
 
 INCHES, DOTS_PER_INCH = (8, 5), 120
@@ -13,7 +14,7 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw(rows: Sequence[Measured], title: str, path: Path) -> None:
+def draw(rows: Sequence[Measured], title: str, backend: str, path: Path) -> None:
     """One line an operation, of the measured sizes only, in the format that the path's ending names.
 
     rows: of two ranks or more. Needs matplotlib.
@@ -25,7 +26,11 @@ def draw(rows: Sequence[Measured], title: str, path: Path) -> None:
     axes = figure.add_subplot()
     for operation in dict.fromkeys(row.operation for row in rows):
         points = sorted((row.num_bytes / 1e6, row.bus_gb_per_second) for row in rows if row.operation == operation)
-        axes.plot(*zip(*points, strict=True), marker="o", label=operation)
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="o",
+            label=f"{operation} (emulated)" if (backend, operation) in EMULATED else operation,
+        )
     axes.set(xscale="log", yscale="log", xlabel="size (MB, 10⁶ bytes)", ylabel="bus bandwidth (GB/s, 10⁹ bytes)")
     axes.set_title(title, fontsize="medium")
     axes.grid(visible=True, which="both", alpha=0.3)

@@ -114,10 +114,11 @@ class Collectives(Task):
             f"{world.world_size} ranks, {backend_of(world)} on {world.device.type}, {effort.dtype}; {effort.warmup}"
             f" warm-ups, {effort.iterations} timed calls; contents checked on every rank"
         )
-        show(table(rows, title, backend_of(world)), closing_words(rows, backend_of(world)))
+        backend, picture = backend_of(world), experiment.run_dir / PICTURE
+        show(title, table(rows, backend), closing_words(rows, backend))
         if can_draw():
-            draw(rows, title, experiment.run_dir / PICTURE)
-            show(f"picture: {shown(experiment.run_dir / PICTURE)}")
+            draw(rows, title, backend, picture)
+            show(f"picture: {shown(picture)}")
 
 
 class Watch:
