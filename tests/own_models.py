@@ -1,5 +1,7 @@
 """Models as a user might write them, sound and not, for `_target_=tests.own_models.X`."""
 
+import math
+import time
 from typing import Any
 
 import torch
@@ -116,3 +118,36 @@ class BatchNormed(TPMLP):
         from src.parallel.tensor import Whole
 
         return {**super().tensor_plan(sequence_parallel), "norm": Whole(Replicate())}
+
+
+class Waiting(torch.autograd.Function):
+    """The identity, whose backward takes `seconds` and no core, as it does where a GPU computes."""
+
+    @staticmethod
+    def forward(context: Any, inputs: torch.Tensor, seconds: float) -> torch.Tensor:
+        context.seconds = seconds
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(context.seconds)
+        return gradient, None
+
+
+class LayersThatTakeTheirTime(nn.Module):
+    """Six layers of 1 MiB of weights each; backward takes `layer_seconds` between them, on the busiest machine too."""
+
+    inputs = "images"
+
+    def __init__(self, image_shape: list[int], num_classes: int, layer_seconds: float) -> None:
+        super().__init__()
+        self.layer_seconds = layer_seconds
+        self.first = nn.Linear(math.prod(image_shape), 512)
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(6))
+        self.head = nn.Linear(512, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(images.flatten(1)).relu()
+        for layer in self.layers:
+            hidden = Waiting.apply(layer(hidden).relu(), self.layer_seconds)
+        return self.head(hidden)
