@@ -58,7 +58,7 @@ def closing_words(rows: list[Measured], backend: str) -> str:
     )
     table, wall = table_seconds(rows), wall_seconds(rows)
     lines.append(
-        f"The table's means x calls: {table:.1f} s. The timed parts by the clock: {wall:.1f} s ({table / wall:.1%} of"
-        " it is in the table)."
+        f"The table's means x calls: {table:.3g} s. The timed parts by the clock: {wall:.3g} s ({table / wall:.1%} of"
+        " it is in the table; the rest is how long ranks wait for one another after a row's last call)."
     )
     return "\n".join(lines)

@@ -139,5 +139,5 @@ def test_the_table_says_na_for_one_rank_and_how_much_of_the_time_is_in_it() -> N
     assert list(table(rows, "nccl").columns[-1].cells) == ["n/a", "n/a"]
     # 2 rows of 10 calls of 1 ms are 0.02 s, of 0.025 s by the clock.
     assert (table_seconds(rows), wall_seconds(rows)) == (pytest.approx(0.02), 0.025)
-    assert "(80.0% of it is in the table)" in closing_words(rows, "nccl")
+    assert "0.02 s. The timed parts by the clock: 0.025 s (80.0% of it is in the table;" in closing_words(rows, "nccl")
     assert "emulated" not in closing_words([measured("reduce_scatter", 2)], "nccl")
