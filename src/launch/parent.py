@@ -22,6 +22,7 @@ from src.environment import Ranks, restart_count, torchrun_ranks
 from src.errors import Failed, Interrupted
 from src.launch.failures import Failure, describe, follows_another, mark_summary
 from src.launch.folder import claimed, final_loss, write_config
+from src.launch.forecast import forecasting
 from src.launch.rank import agents_store, meet, rank_entry, run_rank
 from src.launch.signals import interrupts
 from src.logs import add_to_train_log, rank_log
@@ -40,7 +41,7 @@ def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place
     Raises Refused, Failed or Interrupted.
     """
     info = {"run_id": uuid.uuid4().hex[:12], **info}
-    with claimed(run_dir, may_exist="resumes" in info):
+    with claimed(run_dir, may_exist="resumes" in info), forecasting(config, run_dir):
         write_config(config, run_dir, info.get("resumes", 0))
         for line in info.pop("passed_over", []):
             log.warning("checkpoint passed over: %s", line)

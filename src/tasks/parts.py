@@ -29,11 +29,16 @@ def save_weights(experiment: Experiment) -> None:
 
 def peaks(world: World) -> list[int]:
     """Every rank's peak memory, in bytes. Collective."""
-    table = torch.zeros(world.world_size, dtype=torch.int64, device=world.device)
-    table[world.world_rank] = peak_memory_bytes(world.device)
+    return [peak for peak in of_every_rank(world, peak_memory_bytes(world.device)) if peak is not None]
+
+
+def of_every_rank(world: World, number: int | None) -> list[int | None]:
+    """Each rank's number, by world rank. Collective."""
+    table = torch.full((world.world_size,), -1, dtype=torch.int64, device=world.device)
+    table[world.world_rank] = -1 if number is None else number
     if world.world_size > 1:
-        dist.all_reduce(table)
-    return table.tolist()
+        dist.all_reduce(table, dist.ReduceOp.MAX)
+    return [None if entry < 0 else entry for entry in table.tolist()]
 
 
 def build_trained(experiment: Experiment, checkpoint: str) -> Position:

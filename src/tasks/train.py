@@ -2,17 +2,20 @@
 
 from src.data.base import Source
 from src.evaluation import metric_of
+from src.plan.forecast import Forecast, compared
 from src.position import Position
 from src.random_state import seed_all
 from src.run import Experiment
 from src.task import Task
 from src.tasks.disk_space import warn_if_short
-from src.tasks.parts import peaks, save_weights
+from src.tasks.parts import of_every_rank, peaks, save_weights
 from src.trainer import Trainer
 
 
 class Train(Task):
     """Joins the parts of an experiment and runs the loop."""
+
+    is_forecast = True
 
     def __call__(self, experiment: Experiment) -> None:
         train, test = joined(experiment)
@@ -22,10 +25,15 @@ class Train(Task):
             told = {"step": position.step, "samples": position.samples, "checkpoint": str(experiment.resume)}
             experiment.reporter.resumed(told)
             experiment.reporter.update(checkpoint=told["checkpoint"])
-        make_trainer(experiment, train, test, position).fit()
+        trainer = make_trainer(experiment, train, test, position)
+        trainer.fit()
         experiment.snapshots.finish()
         save_weights(experiment)
-        experiment.reporter.update(peak_memory_bytes=peaks(experiment.world))
+        measured = of_every_rank(experiment.world, trainer.peak.bytes)
+        experiment.reporter.update(
+            peak_memory_bytes=peaks(experiment.world),
+            memory=compared(Forecast.read(experiment.run_dir), measured),
+        )
 
 
 def joined(experiment: Experiment) -> tuple[Source, Source]:

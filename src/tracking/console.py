@@ -65,13 +65,26 @@ def duration(seconds: float) -> str:
 
 
 def memory(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.2f} GiB"
+    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 10 * 2**20 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def shown(path: Path) -> str:
     """As one would type it from here."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def memory_words(found: dict[str, Any]) -> str:
+    """The peak of a step's tensors on the fullest rank, expected and measured. found: of src/plan/forecast.py."""
+    measured = max((peak for peak in found["measured_bytes"] if peak is not None), default=None)
+    if measured is None:
+        return "not measured: no step was taken"
+    if found["predicted_bytes"] is None:
+        return f"{memory(measured)} measured, no forecast ({found['reason']})"
+    expected = f"{memory(found['predicted_bytes'])} expected ({found['method']})"
+    return f"{expected}, {memory(measured)} measured: {found['error']:+.1%}"
 
 
 def table_rows(summary: dict[str, Any], run_dir: Path) -> dict[str, str]:
@@ -92,6 +105,8 @@ def table_rows(summary: dict[str, Any], run_dir: Path) -> dict[str, str]:
         rows["speed"] = f"{summary['samples_per_second']:.0f} samples/s"
     if summary["peak_memory_bytes"]:
         rows["peak memory"] = f"{memory(max(summary['peak_memory_bytes']))} on the fullest rank"
+    if summary["memory"] is not None:
+        rows["memory a step"] = memory_words(summary["memory"])
     rows["run folder"] = shown(run_dir)
     if (run_dir / "model.safetensors").exists():
         rows["weights"] = shown(run_dir / "model.safetensors")

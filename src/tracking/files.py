@@ -19,6 +19,7 @@ SUMMARY_KEYS = (
     "seconds",
     "samples_per_second",
     "peak_memory_bytes",
+    "memory",
     "wandb",
     "checkpoint",
 )

@@ -1,0 +1,71 @@
+"""What a run will need, worked out beside its start by a process of its own, which nothing waits for.
+
+Tracing builds the model and takes two steps on fake tensors: a second or a few, in which the ranks import and begin.
+What it finds is in the run folder by the time that the run has something to compare it with.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from src.checks.setting import num_ranks, task_class
+from src.control import Control
+from src.plan.forecast import FORECAST, Forecast, forecast
+from src.run import build
+from src.tracking.reporter import SilentReporter
+from src.world import World
+
+
+@contextmanager
+def forecasting(config: dict[str, Any], run_dir: Path) -> Iterator[None]:
+    """While the block runs, a process writes the run's forecast, if its task takes training steps."""
+    if not task_class(config).is_forecast:
+        yield
+        return
+    # A fork, since what was imported to check the configuration is there already.
+    process = multiprocessing.get_context("fork").Process(target=write, args=(config, run_dir), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def write(config: dict[str, Any], run_dir: Path) -> None:
+    """The process: its forecast, or why there is none, in the run folder; whole or not at all. It says nothing."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # the parent ends it
+    os.nice(10)  # the ranks come first
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, sys.stdout.fileno() if hasattr(sys.stdout, "fileno") else 1)
+    os.dup2(silence, 2)
+    try:
+        made = forecast_of(config, run_dir)
+    except Exception as error:  # of the user's model, perhaps: told where the figure is missed, and no failure
+        made = Forecast.failed(error)
+    partial = run_dir / f"{FORECAST}.partial"
+    partial.write_text(json.dumps(made.as_dict()))
+    partial.replace(run_dir / FORECAST)
+
+
+def forecast_of(config: dict[str, Any], run_dir: Path) -> Forecast:
+    """The forecast of the experiment that `config` describes."""
+    ranks = num_ranks(config)
+    world = World(0, ranks, 0, ranks, is_imagined=True)
+    control = Control(world, config["launch"]["timeout_seconds"], None, None)
+    experiment = build(config, run_dir, {}, world, SilentReporter(), control)
+    return forecast(
+        experiment.strategy,
+        experiment.make_model,
+        experiment.optimizer,
+        experiment.spec,
+        experiment.setting,
+        experiment.data,
+    )

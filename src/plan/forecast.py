@@ -1,0 +1,94 @@
+"""The peak of a step before it is taken, by whichever way can say it, and how far it was off afterwards."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from src.batch import MicroBatch
+from src.data.base import Data
+from src.plan.trace import trace
+from src.strategies.base import BuildSpec, OptimizerFactory, Setting, Strategy
+
+FORECAST = "forecast.json"  # in the run folder
+
+#: Worlds up to this size are traced; the cost grows with the ranks.
+MAX_TRACED_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """peaks: bytes by world rank, of ranks that hold as much as any other. method: "trace" or "formula".
+
+    reason: why there is none, or why it is not a trace.
+    """
+
+    peaks: dict[int, int]
+    method: str | None
+    reason: str | None = None
+
+    @property
+    def peak(self) -> int | None:
+        """Of the fullest rank."""
+        return max(self.peaks.values(), default=None)
+
+    @classmethod
+    def failed(cls, error: BaseException) -> "Forecast":
+        """None could be made."""
+        first_line = (str(error).splitlines() or [""])[0]
+        return cls({}, None, f"{type(error).__name__}: {first_line}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, run_dir: Path) -> "Forecast | None":
+        """The run's; None where it is not there yet."""
+        path = run_dir / FORECAST
+        if not path.exists():
+            return None
+        found = json.loads(path.read_text())
+        return cls({int(rank): peak for rank, peak in found["peaks"].items()}, found["method"], found["reason"])
+
+
+def forecast(
+    strategy: Strategy,
+    make_model: Callable[[], nn.Module],
+    optimizer: OptimizerFactory,
+    spec: BuildSpec,
+    setting: Setting,
+    data: Data,
+) -> Forecast:
+    """A trace, where the strategy's engine runs on fake tensors and the world is small."""
+    ranks = type(strategy).different_ranks(spec.world.world_size, setting.arguments)
+
+    def make_batch() -> MicroBatch:
+        batch = data.example(spec.micro_batch_size)
+        if batch is None:
+            raise ValueError("the data do not tell the shapes of a micro-batch without being read")
+        return batch
+
+    def peak_of(world_rank: int) -> int:
+        return trace(strategy, make_model, optimizer, spec, make_batch, world_rank).peak
+
+    return Forecast({world_rank: peak_of(world_rank) for world_rank in ranks}, "trace")
+
+
+def compared(made: Forecast | None, measured: Sequence[int | None]) -> dict[str, Any]:
+    """Forecast and measurement, for summary.json. measured: bytes a rank, None where a rank took no step.
+
+    error: of the fullest rank, relative to what was measured; positive where too much was expected.
+    """
+    predicted = None if made is None else made.peak
+    peaks = [peak for peak in measured if peak is not None]
+    error = None if predicted is None or not peaks else (predicted - max(peaks)) / max(peaks)
+    return {
+        "predicted_bytes": predicted,
+        "measured_bytes": list(measured),
+        "error": None if error is None else round(error, 4),
+        "method": None if made is None else made.method,
+        "reason": "the forecast was not finished when the run was" if made is None else made.reason,
+    }
