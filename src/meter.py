@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -116,8 +117,8 @@ def tensors_of(root: Any) -> Iterator[Tensor]:
             waiting += gc.get_referents(item)
 
 
-#: What leads out of an object into the program: nothing that a step needs is behind it alone.
-SKIPPED = (types.ModuleType, type, types.FrameType, types.CodeType, str, bytes, int, float, types.NoneType)
+#: What leads out of an object into the program, or to the numbers of ranks: no step needs what is behind it alone.
+SKIPPED = (DeviceMesh, types.ModuleType, type, types.FrameType, types.CodeType, str, bytes, int, float, types.NoneType)
 
 
 def storages_inside(tensor: Tensor) -> Iterator[Tensor]:

@@ -1,0 +1,103 @@
+"""What a step needs, counted by storages. Expected bytes are worked out from shapes."""
+
+import gc
+
+import torch
+from torch import nn
+
+from src.meter import StepPeak, StorageMeter, metered, storage_bytes, tensors_of
+
+KIB = 1024
+
+
+class Owner:
+    """Something that tensors hang on."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = list(tensors)
+
+
+def test_a_storage_counts_while_anything_holds_it():
+    with StorageMeter() as meter:
+        whole = torch.zeros(KIB, dtype=torch.uint8)
+        view = whole[:10]  # a view is no storage of its own
+        assert meter.current == KIB
+        del whole
+        assert meter.current == KIB
+        del view
+        assert meter.current == 0
+    assert meter.peak == KIB
+
+
+def test_the_peak_is_of_what_was_alive_at_once():
+    with StorageMeter() as meter:
+        for _ in range(3):
+            torch.zeros(KIB, dtype=torch.uint8)
+        kept = [torch.zeros(KIB, dtype=torch.uint8) for _ in range(2)]
+    assert meter.peak == 2 * KIB
+    del kept
+
+
+def test_what_autograd_keeps_for_backward_counts():
+    layer = nn.Linear(16, 16, bias=False)  # 1 KiB of weights
+    inputs = torch.zeros(16, 16)
+    with metered((layer, inputs)) as meter:
+        assert meter.current == 2 * KIB
+        outputs = layer(inputs).relu().sum()  # relu keeps its result; the matmul's own is freed
+        assert meter.current == 3 * KIB + 4
+        outputs.backward()
+    # The gradient of relu's result, then that of the weights, while what forward kept is still there.
+    assert layer.weight.grad is not None
+    assert 4 * KIB < meter.peak <= 5 * KIB + 8
+
+
+def test_a_storage_that_is_resized_counts_as_it_is():
+    tensor = torch.zeros(KIB, dtype=torch.uint8)
+    with metered(tensor) as meter:
+        tensor.untyped_storage().resize_(0)  # what sharding engines do between a unit's uses
+        assert meter.current == 0
+        tensor.untyped_storage().resize_(2 * KIB)
+        assert meter.current == meter.peak == 2 * KIB
+
+
+def test_a_metered_block_leaves_torch_as_it_was():
+    resize = torch.UntypedStorage.resize_
+    with metered(()):
+        assert torch.UntypedStorage.resize_ is not resize
+    assert torch.UntypedStorage.resize_ is resize
+
+
+def test_tensors_are_found_in_attributes_gradients_and_closures():
+    weight = nn.Parameter(torch.zeros(3))
+    weight.grad = torch.ones(3)
+    hidden, shared = torch.zeros(5), torch.zeros(7)
+    owner = Owner(weight, shared)
+    owner.call = lambda: hidden.sum()  # type: ignore[attr-defined]
+    found = {id(tensor) for tensor in tensors_of({"deep": [owner, shared]})}
+    assert {id(weight), id(weight.grad), id(hidden), id(shared)} <= found
+    assert storage_bytes(owner) == 4 * (3 + 3 + 5 + 7)
+
+
+def test_a_program_that_is_reachable_is_not_counted():
+    assert not list(tensors_of([torch, nn.Linear, test_a_program_that_is_reachable_is_not_counted]))
+
+
+def test_the_peak_of_a_step_is_the_second_ones():
+    owner = Owner()
+    peak = StepPeak(owner, torch.device("cpu"))
+    for size in (4 * KIB, KIB, 8 * KIB):
+        with peak.step():
+            owner.tensors = [torch.zeros(size, dtype=torch.uint8)]
+    # The second step begins with the 4 KiB that the first has left; the third is not looked at.
+    assert peak.bytes == 5 * KIB
+
+
+def test_what_only_the_engine_holds_is_known_from_the_first_step():
+    hidden: list[torch.Tensor] = []  # stands for the buckets of a reducer in C++
+    peak = StepPeak(Owner(), torch.device("cpu"))
+    with peak.step():
+        hidden.append(torch.zeros(4 * KIB, dtype=torch.uint8))
+    with peak.step():
+        torch.zeros(KIB, dtype=torch.uint8)
+    assert peak.bytes == 5 * KIB
+    gc.collect()
