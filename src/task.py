@@ -1,15 +1,10 @@
 """What a task says of itself before anything starts: which ranks it wants, and whether it reads data or is tracked."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from src.strategies.base import Setting
-
-if TYPE_CHECKING:
-    from src.run import Experiment
 
 
 class Task(ABC):
@@ -32,5 +27,5 @@ class Task(ABC):
         return []
 
     @abstractmethod
-    def __call__(self, experiment: Experiment) -> None:
-        """Run on every rank."""
+    def __call__(self, experiment: Any) -> None:
+        """Run on every rank. experiment: the parts of a run, of src/run.py, which stands above the checks."""

@@ -25,11 +25,11 @@ WARMUP_SHARE = 0.25  # of max_seconds
 
 @dataclass(frozen=True)
 class Effort:
-    """What is multiplied and how often: size x size, after `warmups`, up to `iterations` times, in about max_seconds
+    """What is multiplied and how often: size x size, after `warmup`, up to `iterations` times, in about max_seconds
     for each type, warm-ups among them."""
 
     size: int = 4096
-    warmups: int = 5
+    warmup: int = 5
     iterations: int = 50
     max_seconds: float = 10.0
 
@@ -47,7 +47,7 @@ class Measured:
     fastest_milliseconds: float
     tflops: float
     peak_tflops: float | None
-    warmups: int
+    warmup: int
     iterations: int
     is_cut: bool
     error: float
@@ -155,10 +155,10 @@ def timed(device: torch.device, dtype: str, effort: Effort, beat: Callable[[], N
     def multiply() -> None:
         torch.matmul(a, b, out=product)  # into the same memory: an allocation is no multiplication
 
-    spent, last, warmups = 0.0, 0.0, 0
-    while warmups < effort.warmups and (warmups == 0 or spent < WARMUP_SHARE * effort.max_seconds):
+    spent, last, warmup = 0.0, 0.0, 0
+    while warmup < effort.warmup and (warmup == 0 or spent < WARMUP_SHARE * effort.max_seconds):
         [last] = seconds_of_each(device, multiply, 1, beat)
-        spent, warmups = spent + last, warmups + 1
+        spent, warmup = spent + last, warmup + 1
     iterations = affordable(effort, spent, last)
     each = seconds_of_each(device, multiply, iterations, beat)
     median = statistics.median(each)
@@ -168,9 +168,9 @@ def timed(device: torch.device, dtype: str, effort: Effort, beat: Callable[[], N
         fastest_milliseconds=min(each) * 1e3,
         tflops=tflops(effort.size, median),
         peak_tflops=peak_tflops(device_name(device), dtype),
-        warmups=warmups,
+        warmup=warmup,
         iterations=iterations,
-        is_cut=(warmups, iterations) != (effort.warmups, effort.iterations),
+        is_cut=(warmup, iterations) != (effort.warmup, effort.iterations),
         error=relative_error(a, b, product),
         limit=4 * EPSILONS[dtype] + math.sqrt(effort.size) * EPSILONS["fp32"],
         remark="emulated: this CPU has no bf16 arithmetic"

@@ -57,6 +57,7 @@ class PipelineParallel(AutogradStrategy):
         split_points: list[int] | None = None,
         stages_per_rank: int | None = None,
     ) -> None:
+        self.arguments = (pp, tp, sequence_parallel, schedule, split_points, stages_per_rank)
         self.pp, self.tp, self.sequence_parallel = pp, tp, sequence_parallel
         self.schedule_name, self.split_points = schedule, split_points
         self.stages_per_rank = stages_per_rank or usual_stages(schedule)
@@ -67,8 +68,7 @@ class PipelineParallel(AutogradStrategy):
 
     @classmethod
     def different_ranks(cls, world_size: int, arguments: Mapping[str, Any]) -> list[int]:
-        stages = arguments.get("pp", 2)
-        return list(range(0, world_size, world_size // stages))
+        return list(range(0, world_size, world_size // arguments.get("pp", 2)))
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
@@ -100,9 +100,7 @@ class PipelineParallel(AutogradStrategy):
     def imagined(self) -> "PipelineParallel":
         from src.strategies.pp_imagined import ImaginedPipeline
 
-        return ImaginedPipeline(
-            self.pp, self.tp, self.sequence_parallel, self.schedule_name, self.split_points, self.stages_per_rank
-        )
+        return ImaginedPipeline(*self.arguments)
 
     def data_axis(self, spec: BuildSpec) -> Axis:
         return data_axis(self.mesh)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from src.bench.bandwidth_table import as_record, closing_words, table, table_seconds, wall_seconds
 from src.bench.collectives import COLLECTIVES, DTYPES
-from src.bench.picture import can_draw, draw
+from src.bench.picture import draw
 from src.bench.timing import Effort, Measured, equal_parts, measure
 from src.control import Control
 from src.environment import torchrun_ranks
@@ -26,7 +26,7 @@ from src.world import World
 
 log = logging.getLogger(__name__)
 
-PICTURE = "bandwidth.png"
+PICTURE = "bandwidth.html"
 SECONDS_BETWEEN_LINES = 10.0  # of the terminal, within one row
 
 
@@ -66,8 +66,6 @@ class Collectives(Task):
     def __call__(self, experiment: Experiment) -> None:
         world, reporter = experiment.world, experiment.reporter
         self.refuse_what_the_gpu_lacks(world)
-        if world.is_main and not can_draw():
-            log.warning("There will be no picture: matplotlib is not installed. Run: pip install matplotlib")
         pairs = [(operation, size_mb) for operation in self.operations for size_mb in self.sizes_mb]
         circumstances = {
             "dtype": self.effort.dtype,
@@ -116,9 +114,8 @@ class Collectives(Task):
         )
         backend, picture = backend_of(world), experiment.run_dir / PICTURE
         show(title, table(rows, backend), closing_words(rows, backend))
-        if can_draw():
-            draw(rows, title, backend, picture)
-            show(f"picture: {shown(picture)}")
+        draw(rows, title, backend, picture)
+        show(f"picture: {shown(picture)}")
 
 
 class Watch:

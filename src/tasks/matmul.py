@@ -29,14 +29,14 @@ class MatMul(Task):
     reads_data = False
 
     def __init__(
-        self, size: int, dtypes: list[str], warmups: int = 5, iterations: int = 50, max_seconds: float = 10.0
+        self, size: int, dtypes: list[str], warmup: int = 5, iterations: int = 50, max_seconds: float = 10.0
     ) -> None:
-        self.effort, self.dtypes = Effort(size, warmups, iterations, max_seconds), dtypes
+        self.effort, self.dtypes = Effort(size, warmup, iterations, max_seconds), dtypes
 
     @classmethod
     def problems(cls, arguments: Mapping[str, Any], setting: Setting) -> list[str]:
         found = []
-        for key, least in (("size", 1), ("warmups", 0), ("iterations", 1)):
+        for key, least in (("size", 1), ("warmup", 0), ("iterations", 1)):
             value = arguments.get(key)
             if value is not None and value < least:
                 found.append(f"task.{key}={value} is less than {least}; choose {least} or more.")
@@ -115,7 +115,7 @@ def table(rows: list[Measured | NotMeasured], title: str) -> Table:
             f"{row.tflops:.3f}",
             "unknown" if row.fraction_of_peak is None else f"{row.fraction_of_peak:.1%} of {row.peak_tflops:g}",
             str(row.iterations),
-            str(row.warmups),
+            str(row.warmup),
             f"{row.error:.1e}{'' if row.is_right else ' WRONG'}",
             "; ".join(filter(None, remarks)),
         )

@@ -23,7 +23,7 @@ from src.bench.matmul import (
 from src.bench.peaks import PEAKS, peak_tflops
 
 CPU = torch.device("cpu")
-SMALL = Effort(size=48, warmups=2, iterations=5, max_seconds=30)
+SMALL = Effort(size=48, warmup=2, iterations=5, max_seconds=30)
 
 
 def nothing() -> None:
@@ -40,7 +40,7 @@ def test_a_second_for_ten_thousand_rows_is_two_tflops() -> None:
 def test_a_cpu_measures_what_it_can_multiply(dtype: str) -> None:
     row = measure(CPU, dtype, SMALL, nothing)
     assert isinstance(row, Measured)
-    assert (row.iterations, row.warmups, row.is_cut) == (5, 2, False)
+    assert (row.iterations, row.warmup, row.is_cut) == (5, 2, False)
     assert 0 < row.fastest_milliseconds <= row.milliseconds
     assert row.tflops == pytest.approx(2 * 48**3 / (row.milliseconds * 1e-3) / 1e12)
     assert row.is_right
@@ -57,7 +57,7 @@ def test_tf32_on_a_cpu_is_not_measured_and_says_why() -> None:
 def test_each_multiplication_is_a_sign_of_life() -> None:
     beats = []
     measure(CPU, "fp32", SMALL, lambda: beats.append(1))
-    assert len(beats) == SMALL.warmups + SMALL.iterations
+    assert len(beats) == SMALL.warmup + SMALL.iterations
 
 
 def test_the_tf32_switch_is_put_back() -> None:
@@ -85,7 +85,7 @@ def test_iterations_fill_what_the_warm_ups_left() -> None:
 def test_too_little_time_is_said() -> None:
     row = measure(CPU, "fp32", dataclasses.replace(SMALL, size=256, max_seconds=1e-9), nothing)
     assert isinstance(row, Measured)  # sizes up to the smallest probe are measured whatever it takes
-    assert (row.warmups, row.iterations, row.is_cut) == (1, 1, True)
+    assert (row.warmup, row.iterations, row.is_cut) == (1, 1, True)
 
 
 def test_a_type_that_would_take_too_long_is_not_measured() -> None:

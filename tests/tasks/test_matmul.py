@@ -13,11 +13,11 @@ from src.tasks.matmul import MatMul, memory_problems, table
 from tests.command import metrics, summary, train
 
 SETTING = Setting("ddp", {}, 1, 1, "cpu", "fp32", Sharding(), 64, 1, None)
-RIGHT: dict[str, Any] = {"size": 64, "dtypes": ["fp32"], "warmups": 0, "iterations": 1, "max_seconds": 1}
+RIGHT: dict[str, Any] = {"size": 64, "dtypes": ["fp32"], "warmup": 0, "iterations": 1, "max_seconds": 1}
 
 
 def test_it_measures_prints_and_keeps_what_this_cpu_can_do(tmp_path: Path) -> None:
-    options = ["task.size=64", "task.iterations=3", "task.warmups=1", "launch.device=cpu", "tracking=offline"]
+    options = ["task.size=64", "task.iterations=3", "task.warmup=1", "launch.device=cpu", "tracking=offline"]
     done = train(tmp_path, "task=matmul", *options)
     assert done.code == 0, done.text
     assert "64 x 64 on CPU" in done.stdout
@@ -27,7 +27,7 @@ def test_it_measures_prints_and_keeps_what_this_cpu_can_do(tmp_path: Path) -> No
     assert [record["dtype"] for record in records] == ["fp32", "tf32", "fp16", "bf16"]
     fp32, tf32, *_ = records
     assert fp32["tflops"] == pytest.approx(2 * 64**3 / (fp32["milliseconds"] * 1e-3) / 1e12)
-    assert (fp32["iterations"], fp32["warmups"], fp32["fraction_of_peak"]) == (3, 1, None)
+    assert (fp32["iterations"], fp32["warmup"], fp32["fraction_of_peak"]) == (3, 1, None)
     assert "milliseconds" not in tf32
     rows = summary(run_dir)["matmul"]["rows"]
     assert rows == [
@@ -41,7 +41,7 @@ def test_all_that_is_wrong_is_refused_before_the_start(tmp_path: Path) -> None:
     wrong = [
         "task.size=0",
         "task.iterations=0",
-        "task.warmups=-1",
+        "task.warmup=-1",
         "task.max_seconds=0",
         "task.dtypes=[fp23,bf16,bf16]",
     ]
@@ -50,7 +50,7 @@ def test_all_that_is_wrong_is_refused_before_the_start(tmp_path: Path) -> None:
     for words in (
         "task.size=0 is less than 1; choose 1 or more.",
         "task.iterations=0 is less than 1",
-        "task.warmups=-1 is less than 0",
+        "task.warmup=-1 is less than 0",
         "task.max_seconds=0 leaves no time",
         "task.dtypes: fp23 is unknown. Did you mean fp32?",
         "task.dtypes names bf16 2 times",
