@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,17 @@ from src.world import World
 
 #: Looked up without importing them; what is not there is said, and breaks nothing.
 PACKAGES = (
-    *("torch", "torchvision", "deepspeed", "transformers", "accelerate", "datasets", "safetensors", "numpy"),
+    *("torch", "torchvision", "transformers", "accelerate", "datasets", "safetensors", "numpy"),
     *("hydra-core", "omegaconf", "wandb", "rich", "triton", "scikit-learn", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
 
 
-def inspect_run(world: World, run_dir: Path, wandb: Wandb | None = None) -> Facts | None:
+def inspect_run(world: World, run_dir: Path, needed_by: Mapping[str, str], wandb: Wandb | None = None) -> Facts | None:
     """The facts of all ranks, on world rank 0; None elsewhere. Collective.
 
-    wandb: what rank 0 knows of its tracker; None: it is looked up there.
+    needed_by: as in `Facts`. wandb: what rank 0 knows of its tracker; None: it is looked up there.
     """
-    ranks = gathered(world, inspect_rank(world, run_dir, sums_right(world)))
+    ranks = gathered(world, inspect_rank(world, run_dir, sums_right(world), versions(*needed_by)))
     if ranks is None:
         return None
     return Facts(
@@ -42,6 +43,7 @@ def inspect_run(world: World, run_dir: Path, wandb: Wandb | None = None) -> Fact
         wandb=wandb or inspect_wandb(),
         commit=commit_words(),
         torch_build=torch_build(),
+        needed_by=needed_by,
     )
 
 
@@ -78,8 +80,8 @@ def sums_right(world: World) -> dict[str, bool]:
     return found
 
 
-def inspect_rank(world: World, run_dir: Path, sums: dict[str, bool]) -> Rank:
-    """This process's own facts."""
+def inspect_rank(world: World, run_dir: Path, sums: dict[str, bool], installed: dict[str, str | None]) -> Rank:
+    """This process's own facts. sums: as `sums_right` gave them. installed: as `versions` did."""
     return Rank(
         world_rank=world.world_rank,
         world_size=world.world_size,
@@ -88,7 +90,7 @@ def inspect_rank(world: World, run_dir: Path, sums: dict[str, bool]) -> Rank:
         host=socket.gethostname(),
         device=str(world.device),
         threads=torch.get_num_threads(),
-        versions=versions(),
+        versions=installed,
         variables=shown(os.environ),
         sums_right=sums,
         machine=inspect_machine(run_dir),
@@ -96,10 +98,10 @@ def inspect_rank(world: World, run_dir: Path, sums: dict[str, bool]) -> Rank:
     )
 
 
-def versions() -> dict[str, str | None]:
-    """Of Python, the packages, and the NCCL that torch was built with; None: not installed."""
+def versions(*more: str) -> dict[str, str | None]:
+    """Of Python, PACKAGES, `more` packages, and the NCCL that torch was built with; None: not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -114,7 +114,8 @@ class Wandb:
 class Facts:
     """Everything of a report. ranks: by world rank, at least one. backends: torch's, and whether each is built in.
 
-    commit: of shardlab's own checkout, in words.
+    commit: of shardlab's own checkout, in words. needed_by: packages that an option of the configuration can't do
+    without, and the option.
     """
 
     ranks: tuple[Rank, ...]
@@ -122,6 +123,7 @@ class Facts:
     wandb: Wandb
     commit: str
     torch_build: Mapping[str, str] = field(default_factory=dict)
+    needed_by: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[str, ...]:

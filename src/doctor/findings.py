@@ -8,8 +8,8 @@ from src.tracking.console import memory
 
 #: Of a GPU's memory in other hands; a CUDA context of one's own takes about half a GiB.
 MAX_TAKEN, MAX_TAKEN_BYTES = 0.05, 2 << 30
-#: Versions that all ranks must share.
-SHARED_VERSIONS = ("python", "torch", "NCCL", "deepspeed", "numpy")
+#: What all ranks must have in one version, beside what an option of the configuration needs.
+SHARED_VERSIONS = ("python", "torch", "NCCL", "numpy")
 #: Variables that make a run slower or noisier, and what they do. None: whatever the value.
 COSTLY: dict[tuple[str, str | None], str] = {
     ("CUDA_LAUNCH_BLOCKING", "1"): "makes every kernel wait for the one before",
@@ -72,7 +72,7 @@ def sums(facts: Facts) -> Iterator[Finding]:
 
 
 def mixed_versions(facts: Facts) -> Iterator[Finding]:
-    for name in SHARED_VERSIONS:
+    for name in (*SHARED_VERSIONS, *facts.needed_by):
         known = {str(rank.versions.get(name) or "not installed") for rank in facts.ranks}
         if len(known) > 1:
             yield Finding(
@@ -194,10 +194,11 @@ def optional_packages(facts: Facts) -> Iterator[Finding]:
             f"Weights & Biases follows runs offline only: {facts.wandb.problem}",
             "Run wandb login; wandb sync uploads what was offline.",
         )
-    if facts.ranks[0].versions.get("deepspeed") is None:
-        yield Finding(
-            "note", "the package deepspeed is not installed: strategy=deepspeed is refused", "pip install deepspeed."
-        )
+    for package, option in facts.needed_by.items():
+        if facts.ranks[0].versions.get(package) is None:
+            yield Finding(
+                "note", f"the package {package} is not installed: {option} is refused", f"pip install {package}."
+            )
 
 
 def listed(numbers: list[int]) -> str:

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from src.checks.keys import locate
+from src.checks.rules import STRATEGIES
 from src.doctor.environment import redacted, shown
 from src.doctor.examination import inspect_run
 from src.doctor.facts import Facts, Finding
@@ -36,7 +40,7 @@ class Doctor(Task):
 
     def __call__(self, experiment: Experiment) -> None:
         world, run_dir = experiment.world, experiment.run_dir
-        facts = inspect_run(world, run_dir)
+        facts = inspect_run(world, run_dir, strategy_packages())
         if facts is None:
             return
         found = findings(facts)
@@ -44,6 +48,16 @@ class Doctor(Task):
         (run_dir / "doctor.md").write_text(text, encoding="utf-8")
         experiment.reporter.update(world_size=world.world_size, doctor=as_record(facts, found))
         show(text.rstrip("\n"))
+
+
+def strategy_packages() -> dict[str, str]:
+    """What must be installed for a shipped strategy, and that strategy's option."""
+    found = {}
+    for path in sorted(STRATEGIES.glob("*.yaml")):
+        target = yaml.safe_load(path.read_text()).get("_target_")
+        if target is not None:  # else it is a variant of another
+            found.update(dict.fromkeys(locate(target).supports.packages, f"strategy={path.stem}"))
+    return found
 
 
 def user_name() -> str:

@@ -112,7 +112,7 @@ def table(rows: list[Measured | NotMeasured], title: str) -> Table:
             row.dtype,
             f"{row.milliseconds:.3f}",
             f"{row.fastest_milliseconds:.3f}",
-            f"{row.tflops:.3f}",
+            f"{row.tflops:.3g}",
             "unknown" if row.fraction_of_peak is None else f"{row.fraction_of_peak:.1%} of {row.peak_tflops:g}",
             str(row.iterations),
             str(row.warmup),

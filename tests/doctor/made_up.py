@@ -31,7 +31,7 @@ MACHINE = Machine(
     visible_gpus=0,
 )
 GPU = Gpu("NVIDIA H200", (9, 0), 140 * GIB, 138 * GIB, GIB // 2, GIB, has_native_bf16=True)
-VERSIONS = {"python": "3.11.7", "torch": "2.14.1", "NCCL": "2.30.7", "deepspeed": "0.19.8", "numpy": "2.4.6"}
+VERSIONS = {"python": "3.11.7", "torch": "2.14.1", "NCCL": "2.30.7", "numpy": "2.4.6"}
 
 
 def ranks(*changes: dict[str, Any], machine: Machine = MACHINE) -> tuple[Rank, ...]:

@@ -17,7 +17,7 @@ from tests.workers import Pool
 
 
 def look(world: World, folder: str) -> Facts | None:
-    return inspect_run(world, Path(folder), Wandb(is_installed=True))
+    return inspect_run(world, Path(folder), {"no-such-package": "strategy=x"}, Wandb(is_installed=True))
 
 
 def test_rank_zero_gathers_what_each_rank_says_of_itself(pool: Pool, tmp_path: Path) -> None:
@@ -30,6 +30,7 @@ def test_rank_zero_gathers_what_each_rank_says_of_itself(pool: Pool, tmp_path: P
     ]
     assert all(rank.sums_right == {"gloo": True} for rank in first.ranks)
     assert len(first.hosts) == 1
+    assert first.ranks[2].versions["no-such-package"] is None
     assert first.backends["gloo"] is True
 
 

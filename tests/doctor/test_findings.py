@@ -39,7 +39,7 @@ ILL = {
         "OMP_NUM_THREADS to 4",
     ),
     "few open files": (facts(machine={"open_files": 256}), "problem", "may open 256 files", "ulimit -n"),
-    "pinned memory": (facts(machine={"has_infiniband": True}), "problem", "pin 8 MiB", "ulimit -l unlimited"),
+    "pinned memory": (facts(machine={"has_infiniband": True}), "problem", "a process may pin 8", "ulimit -l unlimited"),
     "host name": (facts(machine={"resolves_to": ()}), "problem", "name does not resolve", "/etc/hosts"),
     "GLOO_SOCKET_IFNAME": (
         facts({"variables": {"GLOO_SOCKET_IFNAME": "eth0,ib0"}}),
@@ -143,11 +143,11 @@ ILL = {
     ),
     "no wandb": (facts(wandb=Wandb(False)), "note", "wandb is not installed", "tracking=off"),
     "not logged in": (facts(wandb=Wandb(True, "no API key")), "note", "offline only: no API key", "wandb login"),
-    "no deepspeed": (
-        facts({"versions": VERSIONS | {"deepspeed": None}}),
+    "a strategy's package": (
+        facts({"versions": VERSIONS | {"shards": None}}, needed_by={"shards": "strategy=sharded"}),
         "note",
-        "deepspeed is not installed",
-        "pip install deepspeed",
+        "the package shards is not installed: strategy=sharded is refused",
+        "pip install shards",
     ),
 }
 
@@ -171,7 +171,7 @@ def test_a_name_that_means_loopback_is_wrong_only_where_others_look_for_it() -> 
 def test_of_several_hosts_the_ill_one_is_named() -> None:
     ill = dataclasses.replace(MACHINE, shm_bytes=1 << 20)
     _, what, _ = only(facts({}, {"host": "b", "machine": ill}, {"host": "b", "machine": ill}))
-    assert what.startswith("host 1: /dev/shm holds 1 MiB")
+    assert what.startswith("host 1: /dev/shm holds 1")
 
 
 def test_threads_are_counted_a_host_at_a_time() -> None:

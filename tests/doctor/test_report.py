@@ -37,7 +37,7 @@ def test_what_is_missing_is_listed_and_breaks_nothing() -> None:
     made = facts({"versions": versions}, wandb=Wandb(False), torch_build={"CUDA": "none: for CPUs"})
     text = report(made, findings(made))
     assert "- versions: python 3.11.7\n" in text
-    assert "- not installed: torch, NCCL, deepspeed, numpy\n" in text
+    assert "- not installed: torch, NCCL, numpy\n" in text
     assert "- Weights & Biases: not installed\n" in text
 
 

@@ -34,6 +34,7 @@ def test_a_report_of_two_ranks_goes_to_the_terminal_and_the_run_folder(tmp_path:
     found = summary(run_dir)["doctor"]
     assert [rank["sums_right"] for rank in found["ranks"]] == [{"gloo": True}, {"gloo": True}]
     assert found["versions"]["hydra-core"]
+    assert "deepspeed" in found["versions"]  # which a strategy needs
     assert not (run_dir / "wandb").exists()
 
 
