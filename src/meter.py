@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,6 +36,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         self.sizes: dict[int, int] = {}
         self.watches: dict[int, weakref.ref[Any]] = {}
         self.seen: Seen | None = None
+        self.is_waiting = False  # for a collective, whose backend then copies out of buffers of its own
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,6 +44,8 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         if any(issubclass(kind, Tensor) and is_wrapper(kind) for kind in types):
             return NotImplemented  # let it work on the tensors that it wraps, which come here in their turn
         result = func(*args, **(kwargs or {}))
+        if self.is_waiting:
+            return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.add(leaf)
@@ -72,21 +76,30 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
 
     def __enter__(self) -> "StorageMeter":
         # Engines give memory back, and take it again, by resizing a storage, which is no operation.
-        self._resize = torch.UntypedStorage.resize_
-        meter, resize = self, self._resize
+        self._resize, self._wait = torch.UntypedStorage.resize_, dist.Work.wait
+        meter, resize, wait = self, self._resize, self._wait
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             answer = resize(storage, size)
             meter.add_storage(storage)
             return answer
 
+        def waited(*arguments: Any, **named: Any) -> Any:
+            before, meter.is_waiting = meter.is_waiting, True
+            try:
+                return wait(*arguments, **named)
+            finally:
+                meter.is_waiting = before
+
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+        dist.Work.wait = waited  # type: ignore[method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        dist.Work.wait = self._wait  # type: ignore[method-assign]
 
 
 def is_wrapper(kind: type) -> bool:

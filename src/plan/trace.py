@@ -1,6 +1,7 @@
 """One step of the real strategy, traced: as one rank of a world of any size, on tensors that have no memory."""
 
 import copy
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -58,6 +59,7 @@ def trace(
         traffic = Traffic()
         with metered(strategy) as meter:  # the first step also makes the optimizer's states and an engine's buffers
             take_step(strategy, spec, make_batch, meter)
+        gc.collect()  # what stood in for other ranks hangs in cycles, and has been seen
         with metered(strategy, traffic.see, meter):
             gradients, in_backward = take_step(strategy, spec, make_batch, meter)
         groups = strategy.optimizer.param_groups
