@@ -221,14 +221,16 @@ def announce(config: dict[str, Any], experiment: Experiment) -> None:
         return
     world, sizes = experiment.world, experiment.sizes
     log.info("run folder %s", experiment.run_dir)
+    if not task_class(config).reads_data:  # of which strategy and batch mean nothing, or are the task's own to tell
+        return
     log.info(
-        "strategy %s, sharding %s, precision %s; %d rank(s) on %s%s, %d thread(s) each",
+        "strategy %s, sharding %s, precision %s; %d rank(s) on %s over %s, %d thread(s) each",
         strategy_name(config),
         experiment.spec.sharding.level,
         experiment.spec.precision.name,
         world.world_size,
         world.device.type,
-        f" over {dist.get_backend()}" if dist.is_initialized() else " (imagined)",
+        dist.get_backend(),
         torch.get_num_threads(),
     )
     log.info(

@@ -12,14 +12,14 @@ class Task(ABC):
 
     ranks: "started": launch.nproc of them, in one process group; "one": this process alone; "imagined": this process
     stands for rank 0 of launch.nproc, and there is no process group. reads_data: whether the data set is fetched
-    before the start. is_tracked: whether it makes a run in W&B. is_forecast: whether it takes training steps, whose
-    peak memory is forecast beside its start.
+    before the start. is_tracked: whether it makes a run in W&B. trains: whether it takes the steps of a training
+    run: their memory is forecast, and it can go on from a checkpoint.
     """
 
     ranks: ClassVar[Literal["started", "one", "imagined"]] = "started"
     reads_data: ClassVar[bool] = True
     is_tracked: ClassVar[bool] = True
-    is_forecast: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
 
     @classmethod
     def problems(cls, arguments: Mapping[str, Any], setting: Setting) -> list[str]:

@@ -22,6 +22,7 @@ from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
 from src.strategies.base import Setting, Strategy, Support
+from src.task import Task
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 STRATEGIES, MODELS = CONF / "strategy", CONF / "model"
@@ -55,6 +56,7 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
     found += unknowns + _support_problems(setting, strategy)
     if not unknowns:
         found += strategy.problems(setting)
+        found += _resume_problems(task, config)
         found += task.problems({k: v for k, v in config["task"].items() if not k.startswith("_")}, setting)
         found += _profile_problems(setting, strategy, config["trainer"]["profile_every"])
         found += _model_problems(setting, strategy, config)
@@ -204,6 +206,14 @@ def _monitor_problems(config: dict[str, Any]) -> list[str]:
         f"checkpoint.monitor={monitor}: an evaluation on {kind} gives loss and {metric_of(kind)}."
         f" Use checkpoint.monitor=loss or checkpoint.monitor={metric_of(kind)}."
     ]
+
+
+def _resume_problems(task: type[Task], config: dict[str, Any]) -> list[str]:
+    resume = config["checkpoint"]["resume"]
+    if resume is None or task.trains:
+        return []
+    name = config["task"]["_target_"].split(".")[-2]
+    return [f"checkpoint.resume={resume} goes on with a training run, and task={name} is none. Leave it out."]
 
 
 def _pairing_problems(config: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from src.world import World
 @contextmanager
 def forecasting(config: dict[str, Any], run_dir: Path) -> Iterator[None]:
     """While the block runs, a process writes the run's forecast, if its task takes training steps."""
-    if not task_class(config).is_forecast:
+    if not task_class(config).trains:
         yield
         return
     # A fork, since what was imported to check the configuration is there already.

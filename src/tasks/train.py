@@ -15,7 +15,7 @@ from src.trainer import Trainer
 class Train(Task):
     """Joins the parts of an experiment and runs the loop."""
 
-    is_forecast = True
+    trains = True
 
     def __call__(self, experiment: Experiment) -> None:
         train, test = joined(experiment)
