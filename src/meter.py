@@ -55,7 +55,8 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
 
     def add(self, tensor: Tensor) -> None:
         """Count a tensor's storage from now on until it is freed, once however many tensors share it."""
-        if tensor.layout is torch.strided and not is_wrapper(type(tensor)):
+        # Engines keep shapes as tensors on meta (DeepSpeed, of every parameter), which have a size and no memory.
+        if tensor.layout is torch.strided and tensor.device.type != "meta" and not is_wrapper(type(tensor)):
             self.add_storage(tensor.untyped_storage())
 
     def add_storage(self, storage: torch.UntypedStorage) -> None:

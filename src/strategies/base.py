@@ -18,6 +18,7 @@ from src.batch import MicroBatch
 from src.objective import EvalSums
 from src.precision import Precision
 from src.sharding import Sharding
+from src.strategies.footprint import HasFootprint
 from src.world import World
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -119,7 +120,7 @@ class BuildSpec:
     max_grad_norm: float | None = None
 
 
-class Strategy(ABC):
+class Strategy(HasFootprint, ABC):
     """One way to train a model over the ranks of a world. All methods but `problems` are collective."""
 
     supports: ClassVar[Support]

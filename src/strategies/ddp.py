@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from src.batch import MicroBatch
+from src.footprint import Footprint, ModelSizes, Part
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
 from src.strategies.base import BuildSpec, Setting, Support
+from src.strategies.footprint import Shares, gradients_as_they_come, states
 
 
 class DDP(AutogradStrategy):
@@ -56,6 +58,29 @@ class DDP(AutogradStrategy):
         if bucket_cap_mb <= 0:
             found.append(f"strategy.bucket_cap_mb={bucket_cap_mb} holds no gradient; choose more than 0.")
         return found
+
+    @classmethod
+    def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
+        held = states(sizes, setting, Shares())
+        gradients = held.gradients.bytes
+        is_view = setting.arguments.get("gradient_as_bucket_view", True)
+        # The reducer's buckets stay allocated between steps. The first micro-batches' gradients, which don't meet, are
+        # outside of them even where those that do are their views.
+        beside = sizes.most_activations if is_view else gradients_as_they_come(sizes, setting)
+        if is_view and setting.accumulate > 1:
+            beside += gradients
+        are_gradients = is_view and setting.accumulate == 1
+        buckets = Part(
+            0 if are_gradients else gradients,
+            "the gradients are views of the buckets" if are_gradients else f"buckets for {sizes.trained:,} gradients",
+        )
+        return held.footprint(
+            gradients + beside,
+            "weights, optimizer states, the reducer's buckets, and the most of activations and gradients",
+            in_update=buckets.bytes,
+            buffers=buckets,
+            traffic={"all_reduce": Part(gradients, f"4 x {sizes.trained:,} gradients, once a step")},
+        )
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         # DDP averages gradients over the ranks; the step's loss is a sum of the ranks' shares.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from src.batch import MicroBatch
+from src.footprint import Footprint, ModelSizes
 from src.logs import ONLY_IN_RANK_LOG
 from src.mesh import make_mesh
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
@@ -26,6 +27,7 @@ from src.strategies.autograd import average_buffers, kept_buffers, put_back_buff
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, State, StepReport, Strategy, Support
 from src.strategies.deepspeed_config import Given, contradictions, engine_config
 from src.strategies.deepspeed_engine import forget_gradients, start_engine, whole_parameter
+from src.strategies.deepspeed_footprint import engine_footprint, weight_bytes
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,14 @@ class DeepSpeed(Strategy):
             strategy = cls(**setting.arguments)
             found += contradictions(Given.of_setting(setting), strategy.options, strategy.overrides)
         return found
+
+    @classmethod
+    def casts_weights(cls, setting: Setting) -> bool:
+        return weight_bytes(setting) == 2  # DeepSpeed's fp16 mode; bf16 is autocast
+
+    @classmethod
+    def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
+        return engine_footprint(sizes, setting, cls(**setting.arguments).options)
 
     def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:
         self.spec = spec

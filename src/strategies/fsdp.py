@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
+from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
 from src.parallel.data import data_parallel, forget_whole_gradients, gradient_reductions, omit_sync, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, Support, fused_sgd_problems
+from src.strategies.unit_footprint import unit_footprint
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -37,6 +39,14 @@ class FSDP2(AutogradStrategy):
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
         return fused_sgd_problems(setting)
+
+    @classmethod
+    def casts_weights(cls, setting: Setting) -> bool:
+        return True
+
+    @classmethod
+    def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
+        return unit_footprint(sizes, setting)
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         return data_parallel(model, make_mesh(spec.world, spec.sharding), spec.precision, spec.sharding)

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, State, Support
+from src.strategies.flat_footprint import flat_footprint, wrapped_by_size
+from src.strategies.footprint import ModelPart
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -39,6 +42,18 @@ class FSDP1(AutogradStrategy):
     def __init__(self, min_unit_parameters: int = 1_000_000, sync_each_microbatch: bool = True) -> None:
         self.min_unit_parameters = min_unit_parameters
         self.sync_each_microbatch = sync_each_microbatch
+
+    @classmethod
+    def casts_weights(cls, setting: Setting) -> bool:
+        return True
+
+    @classmethod
+    def part(cls, model: nn.Module, example: Tensor, setting: Setting, world_rank: int = 0) -> ModelPart:
+        return ModelPart(model, wrapped_by_size(model, setting.arguments.get("min_unit_parameters", 1_000_000)))
+
+    @classmethod
+    def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
+        return flat_footprint(sizes, setting)
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         from torch.distributed.fsdp import (

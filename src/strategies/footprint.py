@@ -1,0 +1,174 @@
+"""What a rank holds under a strategy, from a model's sizes alone: the general rule, which strategies refine.
+
+Weights, gradients and Adam's two moments take 16 bytes a parameter, in fp32 as in 16-bit precision with fp32 masters
+(Rajbhandari et al. 2020, "ZeRO", section 3; 18 where gradients of 16-bit weights are fp32). ZeRO-1, 2 and 3 divide the
+optimizer states, the gradients too, the weights too. This project keeps weights in fp32 under every precision, so they
+are their own masters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor, nn
+
+from src.footprint import FP32_BYTES, NONE, Footprint, ModelSizes, Part
+
+if TYPE_CHECKING:
+    from src.strategies.base import Setting
+
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # an element of what is computed with
+
+
+@dataclass
+class ModelPart:
+    """What one rank computes with, on the meta device. units: of `model`, in forward's order.
+
+    inputs: what another stage gives it; None: it takes the samples. is_last: its output are the logits.
+    """
+
+    model: nn.Module
+    units: Sequence[nn.Module]
+    inputs: Tensor | None = None
+    is_last: bool = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes the samples."""
+        return self.inputs is None
+
+
+class Shares(NamedTuple):
+    """Ranks that each kind of model state is divided by."""
+
+    parameters: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+
+
+def shares_of(setting: Setting) -> Shares:
+    """By the sharding's level. hybrid: of its shard_size, or the data ranks (of one machine)."""
+    ranks = setting.data_parallel_size
+    if setting.sharding.level == "hybrid":
+        ranks = setting.sharding.shard_size or ranks
+    return {
+        "none": Shares(),
+        "zero1": Shares(optimizer=ranks),
+        "zero2": Shares(gradients=ranks, optimizer=ranks),
+        "zero3": Shares(ranks, ranks, ranks),
+        "hybrid": Shares(ranks, ranks, ranks),
+    }[setting.sharding.level]
+
+
+class HasFootprint:
+    """The general rule. All of it is asked of the class, before anything is built."""
+
+    @classmethod
+    def casts_weights(cls, setting: Setting) -> bool:
+        """Whether 16-bit precision casts whole weights; else autocast does what it sees fit."""
+        return False
+
+    @classmethod
+    def part(cls, model: nn.Module, example: Tensor, setting: Setting, world_rank: int = 0) -> ModelPart:
+        """What a rank computes with. model, example: the whole model and a micro-batch's inputs, on the meta device."""
+        return ModelPart(model, getattr(model, "units", list)())
+
+    @classmethod
+    def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
+        """Of one rank in a step after the first. sizes: of `part`."""
+        return states(sizes, setting, shares_of(setting)).footprint(
+            peak_in_backward=gradients_as_they_come(sizes, setting),
+            peak_formula="states at rest + the most of activations and gradients in backward",
+        )
+
+
+@dataclass(frozen=True)
+class States:
+    """The parts that every strategy has, to be completed to a footprint."""
+
+    sizes: ModelSizes
+    setting: Setting
+    parameters: Part
+    gradients: Part
+    optimizer: Part
+
+    @property
+    def at_rest(self) -> int:
+        """Between two steps, with the step's batch: no gradients."""
+        return self.parameters.bytes + self.optimizer.bytes + self.batch.bytes
+
+    @property
+    def batch(self) -> Part:
+        count = self.setting.accumulate
+        return Part(self.sizes.batch * count, f"inputs and targets of {count} micro-batch(es)")
+
+    def footprint(
+        self,
+        peak_in_backward: int,
+        peak_formula: str,
+        *,
+        in_flight: int = 1,
+        in_update: int = 0,
+        buffers: Part = NONE,
+        buffers_at_rest: int = 0,
+        master_copies: Part = NONE,
+        host: Part = NONE,
+        traffic: Mapping[str, Part] | None = None,
+    ) -> Footprint:
+        """peak_in_backward: beside what is at rest. in_update: beside states and gradients while the optimizer steps.
+
+        in_flight: micro-batches whose activations are kept at once.
+        """
+        sizes = self.sizes
+        at_rest = self.at_rest + master_copies.bytes + buffers_at_rest
+        peak = at_rest + max(peak_in_backward, self.gradients.bytes + in_update)
+        times = f" x {in_flight} micro-batches in flight" if in_flight > 1 else ""
+        kept = sizes.activations - sizes.weight_copies
+        return Footprint(
+            parameters=self.parameters,
+            gradients=self.gradients,
+            optimizer_states=self.optimizer,
+            master_copies=master_copies,
+            activations=Part(in_flight * kept, f"kept for backward, walked through the model{times}"),
+            weight_copies=NONE
+            if not sizes.weight_copies
+            else Part(sizes.weight_copies, "16-bit copies that autocast makes"),
+            logits=Part(sizes.logits, "output, its fp32 copy and log-softmax" if sizes.logits else "another stage's"),
+            communication_buffers=buffers,
+            batch=self.batch,
+            host=host,
+            peak=Part(peak, peak_formula),
+            traffic=traffic or {},
+        )
+
+
+def states(sizes: ModelSizes, setting: Setting, shares: Shares) -> States:
+    """Weights, gradients and optimizer states in fp32, divided."""
+    slots = sizes.optimizer_slots
+    buffers = f" + {sizes.buffers} of buffers" if sizes.buffers else ""
+
+    def part(size: int, times: int, ranks: int) -> Part:
+        by = f" / {ranks}" if ranks > 1 else ""
+        return Part(-(-times * FP32_BYTES * size // ranks), f"{times * FP32_BYTES} x {size:,} parameters{by}")
+
+    weights = part(sizes.num_parameters, 1, shares.parameters)
+    return States(
+        sizes,
+        setting,
+        Part(weights.bytes + sizes.buffers, weights.formula + buffers),
+        part(sizes.trained, 1, shares.gradients),
+        part(sizes.trained, slots, shares.optimizer) if slots else NONE,
+    )
+
+
+def gradients_as_they_come(sizes: ModelSizes, setting: Setting) -> int:
+    """The most of activations and fp32 gradients that are made one by one, and stay for the next micro-batch."""
+    if setting.accumulate > 1:
+        return sizes.most_activations + FP32_BYTES * sizes.trained
+    done = most = 0
+    for interval in sizes.backward:
+        most = max(most, interval.activations + FP32_BYTES * done)
+        done += interval.parameter
+    return most
