@@ -10,6 +10,7 @@ from torch import nn
 
 from src.batch import MicroBatch
 from src.data.base import Data
+from src.plan.formula import example, plan
 from src.plan.trace import trace
 from src.strategies.base import BuildSpec, OptimizerFactory, Setting, Strategy
 
@@ -62,19 +63,30 @@ def forecast(
     setting: Setting,
     data: Data,
 ) -> Forecast:
-    """A trace, where the strategy's engine runs on fake tensors and the world is small."""
-    ranks = type(strategy).different_ranks(spec.world.world_size, setting.arguments)
+    """A trace, where the strategy's engine runs on fake tensors and the world is small; else what the formulas say."""
+    kind = type(strategy)
+    reason = why_no_trace(kind, spec.world.world_size)
+    if reason is not None:
+        plans = plan(kind, make_model, optimizer, data, setting)
+        return Forecast({each.world_rank: each.footprint.peak.bytes for each in plans}, "formula", reason)
+    ranks = kind.different_ranks(spec.world.world_size, setting.arguments)
 
     def make_batch() -> MicroBatch:
-        batch = data.example(spec.micro_batch_size)
-        if batch is None:
-            raise ValueError("the data do not tell the shapes of a micro-batch without being read")
-        return batch
+        return example(data, spec.micro_batch_size)
 
     def peak_of(world_rank: int) -> int:
         return trace(strategy, make_model, optimizer, spec, make_batch, world_rank).peak
 
     return Forecast({world_rank: peak_of(world_rank) for world_rank in ranks}, "trace")
+
+
+def why_no_trace(strategy: type[Strategy], world_size: int) -> str | None:
+    """Why a forecast is made by formula; None where it is not."""
+    if not strategy.supports.can_be_traced:
+        return "its engine does not run on fake tensors"
+    if world_size > MAX_TRACED_RANKS:
+        return f"a trace of {world_size} ranks takes long; task=plan task.dry_run=true makes one"
+    return None
 
 
 def compared(made: Forecast | None, measured: Sequence[int | None]) -> dict[str, Any]:
