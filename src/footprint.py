@@ -54,8 +54,8 @@ class ModelSizes:
     parameters: elements of each, with the unit that holds it (None: none). trained: elements that get a gradient.
     buffers: of the model. batch: inputs and targets. activations: kept for backward at the end of forward,
     weight_copies among them: the 16-bit copies that autocast makes. logits: what output and loss hold beyond that.
-    output: what the part gives (the next stage gets it). backward: in its order. optimizer_slots: states of a
-    parameter's shape. flops: of a forward and a backward, without recomputation.
+    output: what the part gives (the next stage gets it); stream: what a unit gives to the next. backward: in its order.
+    optimizer_slots: states of a parameter's shape. flops: of a forward and a backward, without recomputation.
     """
 
     parameters: tuple[tuple[int, int | None], ...]
@@ -66,6 +66,7 @@ class ModelSizes:
     weight_copies: int
     logits: int
     output: int
+    stream: int
     backward: tuple[Interval, ...]
     optimizer_slots: int
     flops: int

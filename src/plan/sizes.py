@@ -110,7 +110,7 @@ class Walk:
         self.in_forward = True
         #: After each walked unit's forward: bytes alive, FLOPs, bytes of the copies of weights.
         self.marks: dict[int, tuple[int, int, int]] = {}
-        self.outputs: dict[int, torch.Size] = {}
+        self.stream = 0
         for run in runs:
             for number in run[WALKED:]:
                 units[number].forward = first_of  # type: ignore[method-assign]
@@ -124,7 +124,7 @@ class Walk:
         def mark(unit: nn.Module, inputs: Any, output: Any) -> None:
             if self.in_forward:
                 self.marks[number] = (self.meter.current, self.flops, self.copies)
-                self.outputs[number] = output.shape
+                self.stream = output.nbytes if isinstance(output, Tensor) else 0
 
         return mark
 
@@ -187,6 +187,7 @@ class Walk:
             weight_copies=copies,
             logits=output + loss,
             output=self.output,
+            stream=self.stream,
             backward=tuple(backward),
             optimizer_slots=optimizer_slots,
             flops=3 * flops,  # backward multiplies twice for each multiplication of forward

@@ -14,6 +14,9 @@ from src.strategies.base import Setting
 from src.strategies.deepspeed_config import STAGES
 from src.strategies.footprint import Shares, gradients_as_they_come, states
 
+#: DeepSpeed's stage3_max_live_parameters, elements, which this project leaves as it is.
+MAX_LIVE = 1_000_000_000
+
 
 def engine_footprint(sizes: ModelSizes, setting: Setting, options: Mapping[str, Any]) -> Footprint:
     """options: the engine's, by the names of DeepSpeed's constructor here."""
@@ -86,42 +89,40 @@ def whole_weights(sizes: ModelSizes, setting: Setting, ranks: int) -> Any:
 def partitioned(sizes: ModelSizes, setting: Setting, options: Mapping[str, Any]) -> Footprint:
     """Stage 3: partitions of weights and gradients beside the optimizer's; small parameters stay whole.
 
-    Gradients have a flat buffer of their own for good, and so has the bucket. Weights are gathered ahead of their use:
-    into one buffer, and out of it into each.
+    Gradients have a flat buffer of their own for good, and so has the bucket. Weights are gathered ahead of their use,
+    into one buffer and out of it into each, and stay while no more than MAX_LIVE are there. Its own linear layer keeps
+    no 16-bit copies of weights.
     """
     ranks, element = setting.data_parallel_size, weight_bytes(setting)
     threshold = int(options["stage3_param_persistence_threshold"])
     small = 0 if ranks == 1 else sum(size for size, _ in sizes.parameters if size < threshold)
-    largest = max((size for size, _ in sizes.parameters), default=0)
-    ahead = 0 if ranks == 1 else min(sizes.num_parameters - small, int(options["stage3_prefetch_bucket_size"]))
-    gathered = 0 if ranks == 1 else max(ahead, min(largest, sizes.num_parameters - small))
-    in_16_bits = setting.precision in ("bf16", "fp16")
-    moving = (2 if in_16_bits else FP32_BYTES) * (gathered + ahead)
+    large = 0 if ranks == 1 else sizes.num_parameters - small
+    live, ahead = min(large, MAX_LIVE), min(large, int(options["stage3_prefetch_bucket_size"]))
     bucket = bucket_bytes(sizes, setting, options)
     held = states(sizes, setting, Shares(ranks, ranks, ranks))
     shards = element * sizes.num_parameters // ranks
+    whole = f" + {element} x {small:,} in parameters below {threshold:,}, which stay whole" if small else ""
     held = replace(
         held,
         parameters=Part(
-            shards + element * small + sizes.buffers,
-            f"{element} x {sizes.num_parameters:,} / {ranks} + {element} x {small:,} in parameters of less than"
-            f" {threshold:,}, which stay whole",
+            shards + element * small + sizes.buffers, f"{element} x {sizes.num_parameters:,} / {ranks}{whole}"
         ),
         gradients=Part(element * sizes.trained // ranks, f"{element} x {sizes.trained:,} / {ranks}, flat, for good"),
     )
-    in_forward = sizes.activations + moving
-    return on_device(
-        held.footprint(
-            max(in_forward, sizes.most_activations) + held.gradients.bytes,
-            "all that stays + the most of activations, or activations and gathered weights, or 8 x parameters / ranks"
-            " while the optimizer steps",
-            in_update=2 * FP32_BYTES * sizes.trained // ranks,
-            buffers=Part(bucket + moving, f"a bucket of {bucket:,} bytes, and {gathered:,} weights gathered ahead"),
-            buffers_at_rest=bucket,
-            master_copies=Part(-(-FP32_BYTES * sizes.trained // ranks), f"4 x {sizes.trained:,} / {ranks} in fp32"),
+    in_forward = sizes.activations - sizes.weight_copies + element * (live + ahead)
+    in_backward = sizes.most_activations - sizes.weight_copies + element * live
+    made = held.footprint(
+        max(in_forward, in_backward, bucket) + held.gradients.bytes,
+        "all that stays + the most of activations and gathered weights, or a bucket's flat copy",
+        in_update=FP32_BYTES * sizes.trained // ranks,
+        buffers=Part(
+            bucket + element * (live + ahead),
+            f"a bucket of {bucket:,} bytes, {live:,} weights gathered and {ahead:,} on their way",
         ),
-        setting,
+        buffers_at_rest=bucket,
+        master_copies=Part(-(-FP32_BYTES * sizes.trained // ranks), f"4 x {sizes.trained:,} / {ranks} in fp32"),
     )
+    return on_device(replace(made, weight_copies=NONE), setting)
 
 
 def on_device(made: Footprint, setting: Setting) -> Footprint:

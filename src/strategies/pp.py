@@ -26,13 +26,13 @@ from src.parallel.pipeline import (
     stages_of_rank,
     usual_stages,
 )
-from src.strategies import pp_problems
+from src.strategies import pp_footprint, pp_problems
 from src.strategies.autograd import AutogradStrategy, average_buffers
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, State, Support
 from src.strategies.degrees import axis, data_axis, data_ranks
 
 
-class PipelineParallel(AutogradStrategy):
+class PipelineParallel(pp_footprint.PipelineFootprint, AutogradStrategy):
     """pp: ranks of a pipeline. tp, sequence_parallel: as for strategy=tp, inside each stage.
 
     schedule: the order of forwards and backwards. split_points: stages begin before these layers; None: even by

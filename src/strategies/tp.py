@@ -6,19 +6,23 @@ data parallel, and `sharding` says how: whole copies (none), or sharded once mor
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from src.batch import MicroBatch
+from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
 from src.objective import EvalSums
 from src.parallel.data import data_parallel, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers
 from src.strategies.base import Axis, BuildSpec, Setting, Support, fused_sgd_problems
 from src.strategies.degrees import data_axis, data_ranks, lone_sequence_problems, tensor_problems
+from src.strategies.footprint import ModelPart
 from src.strategies.plan_problems import CARRIES
+from src.strategies.unit_footprint import layer_traffic, part_footprint
 
 
 class TensorParallel(AutogradStrategy):
@@ -50,6 +54,23 @@ class TensorParallel(AutogradStrategy):
     def model_problems(cls, model: nn.Module, setting: Setting) -> list[str]:
         arguments = setting.arguments
         return tensor_problems(model, arguments.get("tp", 2), arguments.get("sequence_parallel", False), setting)
+
+    @classmethod
+    def casts_weights(cls, setting: Setting) -> bool:
+        return True
+
+    @classmethod
+    def part(cls, model: nn.Module, example: Tensor, setting: Setting, world_rank: int = 0) -> ModelPart:
+        from src.parallel.narrow import narrowed
+
+        arguments = setting.arguments
+        narrowed(model, arguments.get("tp", 2), arguments.get("sequence_parallel", False))
+        return super().part(model, example, setting, world_rank)
+
+    @classmethod
+    def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
+        made = part_footprint(sizes, setting)
+        return replace(made, traffic={**made.traffic, **layer_traffic(sizes, setting, setting.arguments.get("tp", 2))})
 
     def build(self, model: nn.Module, optimizer: Any, spec: BuildSpec) -> None:
         self.mesh = make_mesh(spec.world, spec.sharding, tensor=self.tp)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from src.footprint import FP32_BYTES, Footprint, ModelSizes, Part
 from src.strategies.base import Setting
-from src.strategies.footprint import BYTES, Shares, shares_of, states
+from src.strategies.footprint import BYTES, Shares, gradients_as_they_come, shares_of, states
 
 
 class UnitWalk:
@@ -98,6 +98,28 @@ class UnitWalk:
         if self.deferred:
             return FP32_BYTES * (trained - finished) + FP32_BYTES * finished // self.ranks
         return FP32_BYTES * (trained if self.accumulates else finished) // self.ranks
+
+
+def part_footprint(sizes: ModelSizes, setting: Setting) -> Footprint:
+    """Of a rank that holds a part of each layer, or some of the layers. A lone data rank in fp32 has plain weights."""
+    if setting.data_parallel_size > 1 or BYTES[setting.precision] < FP32_BYTES:
+        return unit_footprint(sizes, setting)
+    return states(sizes, setting, Shares()).footprint(
+        gradients_as_they_come(sizes, setting), "weights, optimizer states, and the most of activations and gradients"
+    )
+
+
+def layer_traffic(sizes: ModelSizes, setting: Setting, degree: int) -> dict[str, Part]:
+    """Between tensor-parallel ranks: four sums of the stream a unit and micro-batch (Shoeybi et al. 2019)."""
+    num_units = len([unit for unit in sizes.units if unit is not None])
+    if degree == 1 or not num_units:
+        return {}
+    count = 4 * num_units * setting.accumulate
+    said = f"{count} x {sizes.stream:,}: 4 a unit and micro-batch, of what goes from unit to unit"
+    if setting.arguments.get("sequence_parallel", False):
+        # Each is a reduce-scatter and an all-gather instead.
+        return {f"{name} (layers)": Part(count * sizes.stream, said) for name in ("reduce_scatter", "all_gather")}
+    return {"all_reduce (layers)": Part(count * sizes.stream, said)}
 
 
 def unit_footprint(sizes: ModelSizes, setting: Setting) -> Footprint:
