@@ -53,8 +53,8 @@ class ModelSizes:
 
     parameters: elements of each, with the unit that holds it (None: none). trained: elements that get a gradient.
     buffers: of the model. batch: inputs and targets. activations: kept for backward at the end of forward,
-    weight_copies among them: the 16-bit copies that autocast makes. logits: what output and loss hold beyond that.
-    output: what the part gives (the next stage gets it); stream: what a unit gives to the next. backward: in its order.
+    weight_copies among them: the 16-bit copies that autocast makes and backward needs. logits: what output and loss
+    hold beyond. output: what the part gives; stream: what a unit gives to the next. backward: in its order.
     optimizer_slots: states of a parameter's shape. flops: of a forward and a backward, without recomputation.
     """
 

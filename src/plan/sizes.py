@@ -7,7 +7,7 @@ to the first. So a model of 96 layers is known as soon as one of two.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,18 @@ def on_cpu(batch: MicroBatch, dtype: torch.dtype | None) -> MicroBatch:
     )
 
 
+#: A storage's key and the weak reference that stands for it: keys come again, references don't.
+Watches = dict[int, Any]
+
+
+class Mark(NamedTuple):
+    """After a unit's forward: bytes alive, FLOPs so far, the storages alive."""
+
+    alive: int
+    flops: int
+    watches: Watches
+
+
 class Walk:
     """One forward and backward of a model, and what was alive at each point of it."""
 
@@ -106,10 +118,10 @@ class Walk:
         self.weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         self.intervals: list[Interval] = []
         self.done = 0  # bytes of finished gradients
-        self.flops = self.copies = 0
+        self.flops = 0
+        self.copies: Watches = {}
         self.in_forward = True
-        #: After each walked unit's forward: bytes alive, FLOPs, bytes of the copies of weights.
-        self.marks: dict[int, tuple[int, int, int]] = {}
+        self.marks: dict[int, Mark] = {}
         self.stream = 0
         for run in runs:
             for number in run[WALKED:]:
@@ -123,7 +135,7 @@ class Walk:
     def marker(self, number: int) -> Callable[..., None]:
         def mark(unit: nn.Module, inputs: Any, output: Any) -> None:
             if self.in_forward:
-                self.marks[number] = (self.meter.current, self.flops, self.copies)
+                self.marks[number] = Mark(self.meter.current, self.flops, dict(self.meter.watches))
                 self.stream = output.nbytes if isinstance(output, Tensor) else 0
 
         return mark
@@ -133,7 +145,8 @@ class Walk:
             return
         self.flops += flops_of(func, args, result)
         if func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self.weights:
-            self.copies += result.nbytes
+            key = result.untyped_storage()._cdata
+            self.copies[key] = self.meter.watches[key]
 
     def go(self, batch: MicroBatch, autocast: Any) -> None:
         meter = self.meter
@@ -144,7 +157,11 @@ class Walk:
         with autocast:
             # Another stage waits for the gradient of what it gives.
             output = self.model(batch.inputs if self.part.is_first else batch.inputs.requires_grad_())
+            self.most_in_forward = meter.peak - self.base
+        # Without what only autocast's cache held: the copies that no backward needs.
         self.after_forward, self.output = meter.current - self.base, output.nbytes
+        self.watches, self.alive = dict(meter.watches), dict(meter.sizes)
+        meter.peak = meter.current
         root = cross_entropy_sum(output, batch.targets) if self.part.is_last else output
         self.after_loss = meter.current - self.base
         self.in_forward = False
@@ -164,17 +181,20 @@ class Walk:
 
     def sizes(self, optimizer_slots: int) -> ModelSizes:
         """With the units that were passed over."""
-        activations, flops, copies = self.after_forward, self.flops, self.copies
-        backward = self.intervals
+        activations, flops, most = self.after_forward, self.flops, self.most_in_forward
+        copies, backward = self.bytes_of(self.copies), self.intervals
         for run in self.runs:
             if len(run) > WALKED:
-                first, second = (self.marks[number] for number in run[:WALKED])
-                added = [after - before for before, after in zip(first, second, strict=True)]
                 more = len(run) - WALKED
-                activations, flops, copies = (
-                    value + more * step for value, step in zip((activations, flops, copies), added, strict=True)
-                )
-                backward = repeated(backward, run, added[0])
+                before, after = (self.marks[number] for number in run[:WALKED])
+                new = {key: watch for key, watch in after.watches.items() if before.watches.get(key) is not watch}
+                kept = self.bytes_of(new)
+                activations += more * kept
+                most += more * (after.alive - before.alive)
+                flops += more * (after.flops - before.flops)
+                copies += more * self.bytes_of({key: w for key, w in self.copies.items() if new.get(key) is w})
+                backward = repeated(backward, run, kept)
+        backward = [backward[0]._replace(activations=max(most, backward[0].activations)), *backward[1:]]
         trained = sum(interval.parameter for interval in backward)
         loss = self.after_loss - self.after_forward
         output = self.output if self.part.is_last else 0
@@ -192,6 +212,10 @@ class Walk:
             optimizer_slots=optimizer_slots,
             flops=3 * flops,  # backward multiplies twice for each multiplication of forward
         )
+
+    def bytes_of(self, watches: Watches) -> int:
+        """Of those storages that forward has left alive."""
+        return sum(self.alive[key] for key, watch in watches.items() if self.watches.get(key) is watch)
 
 
 def first_of(*inputs: Any, **named: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -63,7 +63,12 @@ def shares_of(setting: Setting) -> Shares:
 
 
 class HasFootprint:
-    """The general rule. All of it is asked of the class, before anything is built."""
+    """The general rule. All of it is asked of the class, before anything is built.
+
+    degrees: the strategy's own arguments that divide the ranks, beside data parallelism.
+    """
+
+    degrees: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def casts_weights(cls, setting: Setting) -> bool:
@@ -74,6 +79,11 @@ class HasFootprint:
     def part(cls, model: nn.Module, example: Tensor, setting: Setting, world_rank: int = 0) -> ModelPart:
         """What a rank computes with. model, example: the whole model and a micro-batch's inputs, on the meta device."""
         return ModelPart(model, getattr(model, "units", list)())
+
+    @classmethod
+    def idle_share(cls, setting: Setting) -> float:
+        """The share of a step in which a rank waits for others to compute, 0 ... 1, as far as it is designed in."""
+        return 0.0
 
     @classmethod
     def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:

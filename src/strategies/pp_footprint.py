@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from src.footprint import Footprint, ModelSizes, Part
 from src.parallel.cutting import cut_twins
-from src.parallel.pipeline import Cuttable, stage_layers, stages_of_rank
+from src.parallel.pipeline import Cuttable, predicted_bubble, stage_layers, stages_of_rank
 from src.strategies.base import Setting
 from src.strategies.footprint import HasFootprint, ModelPart
 from src.strategies.pp_problems import degree, num_stages, schedule_name, tensor_degree
@@ -37,6 +37,16 @@ def micro_batches_in_flight(setting: Setting, rank_in_pipeline: int) -> int:
 
 class PipelineFootprint(HasFootprint):
     """Mixed into the strategy."""
+
+    degrees = ("pp", "tp")
+
+    @classmethod
+    def idle_share(cls, setting: Setting) -> float:
+        ranks = degree(setting)
+        return (
+            predicted_bubble(schedule_name(setting), setting.accumulate, ranks, num_stages(setting) // ranks)
+            or (ranks - 1) / ranks
+        )
 
     @classmethod
     def casts_weights(cls, setting: Setting) -> bool:

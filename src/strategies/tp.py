@@ -37,6 +37,8 @@ class TensorParallel(AutogradStrategy):
         model_carries=CARRIES,
     )
 
+    degrees = ("tp",)
+
     def __init__(self, tp: int = 2, sequence_parallel: bool = False, sync_each_microbatch: bool = True) -> None:
         self.tp = tp
         self.sequence_parallel = sequence_parallel
