@@ -4,6 +4,7 @@ Tracing builds the model and takes two steps on fake tensors: a second or a few,
 What it finds is in the run folder by the time that the run has something to compare it with.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -21,6 +22,8 @@ from src.run import build
 from src.tracking.reporter import SilentReporter
 from src.world import World
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 
 @contextmanager
 def forecasting(config: dict[str, Any], run_dir: Path) -> Iterator[None]:
@@ -29,7 +32,8 @@ def forecasting(config: dict[str, Any], run_dir: Path) -> Iterator[None]:
         yield
         return
     # A fork, since what was imported to check the configuration is there already.
-    process = multiprocessing.get_context("fork").Process(target=write, args=(config, run_dir), daemon=True)
+    arguments = (config, run_dir, os.getpid())
+    process = multiprocessing.get_context("fork").Process(target=write, args=arguments, daemon=True)
     process.start()
     try:
         yield
@@ -38,11 +42,15 @@ def forecasting(config: dict[str, Any], run_dir: Path) -> Iterator[None]:
         process.join()
 
 
-def write(config: dict[str, Any], run_dir: Path) -> None:
+def write(config: dict[str, Any], run_dir: Path, parent: int) -> None:
     """The process: its forecast, or why there is none, in the run folder; whole or not at all. It says nothing."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
-    os.nice(10)  # the ranks come first
+    # Also where the parent is killed: what it has inherited of the run's folder would keep the next run out.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    os.nice(5)  # the ranks come first
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, sys.stdout.fileno() if hasattr(sys.stdout, "fileno") else 1)
     os.dup2(silence, 2)

@@ -1,6 +1,7 @@
 """The peak of a step before it is taken, by whichever way can say it, and how far it was off afterwards."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,11 +47,13 @@ class Forecast:
         return asdict(self)
 
     @classmethod
-    def read(cls, run_dir: Path) -> "Forecast | None":
-        """The run's; None where it is not there yet."""
-        path = run_dir / FORECAST
-        if not path.exists():
-            return None
+    def read(cls, run_dir: Path, patience_seconds: float = 0.0) -> "Forecast | None":
+        """The run's; None where it is not there after a patience of so many seconds."""
+        path, end = run_dir / FORECAST, time.monotonic() + patience_seconds
+        while not path.exists():
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.02)
         found = json.loads(path.read_text())
         return cls({int(rank): peak for rank, peak in found["peaks"].items()}, found["method"], found["reason"])
 
@@ -102,5 +105,5 @@ def compared(made: Forecast | None, measured: Sequence[int | None]) -> dict[str,
         "measured_bytes": list(measured),
         "error": None if error is None else round(error, 4),
         "method": None if made is None else made.method,
-        "reason": "the forecast was not finished when the run was" if made is None else made.reason,
+        "reason": "the run was over first" if made is None else made.reason,
     }

@@ -1,5 +1,7 @@
 """task=train: train, evaluate, save the weights once."""
 
+import time
+
 from src.data.base import Source
 from src.evaluation import metric_of
 from src.plan.forecast import Forecast, compared
@@ -26,14 +28,17 @@ class Train(Task):
             experiment.reporter.resumed(told)
             experiment.reporter.update(checkpoint=told["checkpoint"])
         trainer = make_trainer(experiment, train, test, position)
+        started = time.perf_counter()
         trainer.fit()
+        seconds = time.perf_counter() - started
         experiment.snapshots.finish()
         save_weights(experiment)
         measured = of_every_rank(experiment.world, trainer.peak.bytes)
-        experiment.reporter.update(
-            peak_memory_bytes=peaks(experiment.world),
-            memory=compared(Forecast.read(experiment.run_dir), measured),
-        )
+        experiment.reporter.update(peak_memory_bytes=peaks(experiment.world))
+        if experiment.world.is_main:
+            # It began with the run; a short run may wait for it a moment, in proportion.
+            made = Forecast.read(experiment.run_dir, patience_seconds=min(2.0, seconds / 2))
+            experiment.reporter.update(memory=compared(made, measured))
 
 
 def joined(experiment: Experiment) -> tuple[Source, Source]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import equal
 
 from src.checkpoint.whole import checkpoints, newest_whole
+from src.launch.folder import is_claimed
 from tests.command import TRAIN, environment, metrics, summary, train
 from tests.processes import end_session, survivors, wait_until
 
@@ -54,6 +55,8 @@ def test_twenty_kills_change_nothing(tmp_path: Path, request: pytest.FixtureRequ
         victim.send_signal(signal.SIGKILL)
         process.wait(60)
         assert survivors(process.pid, within_seconds=20) == []
+        # A process whose main thread is gone is a zombie, and its others may still be in the kernel, writing.
+        assert wait_until(lambda: not is_claimed(tmp_path / "out"), 20)
         if process.returncode == 0:  # a rank that had finished its work already
             break
         kills += 1
