@@ -50,14 +50,26 @@ def plan_rank(
     world_rank: int,
 ) -> Planned:
     """slots: states of a parameter's shape that the optimizer keeps."""
+    sizes = walk(strategy, make_model, slots, data, setting, world_rank)
+    return Planned(world_rank, sizes, strategy.footprint(sizes, setting, world_rank))
+
+
+def walk(
+    strategy: type[Strategy],
+    make_model: Callable[[], nn.Module],
+    slots: int,
+    data: Data,
+    setting: Setting,
+    world_rank: int,
+) -> ModelSizes:
+    """The sizes of what a rank computes with."""
     with torch.device("meta"):
         model = make_model()
         batch = example(data, setting.micro_batch_size)
     part = strategy.part(model, batch.inputs, setting, world_rank)
     if part.inputs is not None:
         batch = batch._replace(inputs=part.inputs)
-    sizes = model_sizes(part, batch, slots, Precision(setting.precision), strategy.casts_weights(setting))
-    return Planned(world_rank, sizes, strategy.footprint(sizes, setting, world_rank))
+    return model_sizes(part, batch, slots, Precision(setting.precision), strategy.casts_weights(setting))
 
 
 def fullest(plans: list[Planned]) -> Planned:
