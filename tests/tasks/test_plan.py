@@ -2,7 +2,6 @@
 
 import json
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ def plan_of(tmp_path: Path, *overrides: str) -> Any:
 
 
 def test_gpt_3_on_1024_ranks_takes_seconds_and_little_memory(tmp_path: Path) -> None:
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = train(tmp_path, "task=plan", *LARGEST)
-    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.code == 0, done.text
-    assert seconds < 10
+    # Of the processor, imports among them: the clock on the wall also counts what else a machine does.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
     # Of the largest child of this process so far, in KiB on Linux: a bound for this one too.
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 2e9
+    assert after.ru_maxrss * 1024 < 2e9
     [found] = json.loads((done.run_dir() / "plan.json").read_text())["ranks"]
     # A block of width h: q, k, v, o 4 h^2 and three biases of h; the MLP 8 h^2 and biases of 5 h; two norms of 2 h.
     h, vocabulary, longest = 12288, 50257, 2048
@@ -38,8 +38,8 @@ def test_gpt_3_on_1024_ranks_takes_seconds_and_little_memory(tmp_path: Path) -> 
     assert found["parameters"] == parameters
     # fp32 weights 4, gradients 4, Adam's moments 8: 16 bytes a parameter, over all ranks, each part rounded up.
     assert 0 <= found["bytes"]["model_states"] - 16 * parameters / 1024 < 3
-    # Beside them, while a block computes: in 16 bits what is in no unit, the block, and the next on its way; in fp32 the
-    # buffer in which the gradients of the block before are reduced.
+    # Beside them, while a block computes: in 16 bits what is in no unit, the block, and the next on its way; in fp32
+    # the buffer in which the gradients of the block before are reduced.
     assert found["bytes"]["communication_buffers"] == 2 * rest + 2 * 2 * block + 4 * block
     assert summary(done.run_dir())["plan"]["bytes"] == found["bytes"]
     for part in ("parameters", "gradients", "optimizer states", "activations", "logits", "communication buffers"):
