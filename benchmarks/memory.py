@@ -68,6 +68,10 @@ class Row:
         is_bf16_convolution = self.model == "cnn" and "precision=bf16" in self.words
         return 0.12 if is_bf16_convolution or self.way.startswith("deepspeed") else 0.08
 
+    @property
+    def is_over(self) -> bool:
+        return abs(self.error) > self.bar
+
 
 def combinations() -> Iterator[tuple[str, str, int, list[str]]]:
     """(model, way, ranks, command line) of all that is not refused."""
@@ -79,22 +83,30 @@ def combinations() -> Iterator[tuple[str, str, int, list[str]]]:
         yield model, way, ranks, [*MODELS[model].split(), *WAYS[way], *words]
 
 
-def measured_peak(world: Any, config: dict[str, Any]) -> int | None:
-    """In a rank: the peak of a second step."""
+def measured_peak(world: Any, config: dict[str, Any]) -> float:
+    """In a rank: the peak of a second step, the median of three tries.
+
+    A gradient whose last holder is a thread of the backend lives a moment longer now and then: in one of fifty steps of
+    a model of 1.5 MiB that made 20 %.
+    """
     from src.meter import StepPeak
 
     experiment = parts(world, config)
     strategy, spec = experiment.strategy, experiment.spec
     strategy.build(experiment.make_model(), experiment.optimizer, spec)
     strategy.train_mode(True)
-    peak = StepPeak(strategy, world.device)
-    for _ in range(2):
-        with peak.step():
-            microbatches = [experiment.data.example(spec.micro_batch_size) for _ in range(spec.accumulate)]
-            strategy.forward_backward(microbatches, microbatches[0].targets.numel() * len(microbatches))
-            strategy.optimizer_step(1.0, want_grad_norm=False)
+    tries = []
+    for _ in range(3):
+        peak = StepPeak(strategy, world.device)
+        for _ in range(2):
+            with peak.step():
+                microbatches = [experiment.data.example(spec.micro_batch_size) for _ in range(spec.accumulate)]
+                strategy.forward_backward(microbatches, microbatches[0].targets.numel() * len(microbatches))
+                strategy.optimizer_step(1.0, want_grad_norm=False)
+        tries.append(peak.bytes)
     strategy.close()
-    return peak.bytes
+    assert all(found is not None for found in tries)
+    return statistics.median(found for found in tries if found is not None)
 
 
 def expected_peak(config: dict[str, Any], ranks: int) -> tuple[int, str]:
@@ -123,7 +135,7 @@ def walk(pool: Pool, every: int) -> Iterator[Row]:
     for model, way, ranks, words, config, problems in accepted:
         if problems:
             continue
-        measured = max(peak for peak in pool.run(ranks, measured_peak, config) if peak is not None)
+        measured = int(max(pool.run(ranks, measured_peak, config)))
         yield Row(model, way, tuple(words), *reordered(expected_peak(config, ranks), measured))
 
 
@@ -151,7 +163,7 @@ def main() -> None:
     pool, rows = Pool(), []
     for row in walk(pool, every):
         rows.append(row)
-        late = "" if abs(row.error) <= row.bar else f"  OVER {row.bar:.0%}"
+        late = f"  OVER {row.bar:.0%}" if row.is_over else ""
         print(
             f"{row.error:+7.2%} {row.measured / 2**20:9.2f} MiB {row.method:8} {' '.join(row.words)}{late}", flush=True
         )

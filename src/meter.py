@@ -191,6 +191,8 @@ class StepPeak:
 
     @contextmanager
     def storages_peak(self) -> Iterator[None]:
+        if self.meter is not None:
+            gc.collect()  # gradients of the first step may hang in cycles, until Python looks: no step needs them
         with metered(self.owner, meter=self.meter) as self.meter:
             yield
         self.bytes = self.meter.peak
