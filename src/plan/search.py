@@ -88,6 +88,20 @@ def candidates(
     return sorted(fitting, key=lambda made: -made.samples_per_second), smallest
 
 
+def largest_that_fits(strategy: type[Strategy], setting: Setting, sizes_of: SizesOf, memory_bytes: float) -> int | None:
+    """The largest micro-batch that is a power of two and whose predicted peak fits on every rank; None: not even one
+    sample does."""
+    found = None
+    for size in powers_of_two():
+        resized = replace(setting, micro_batch_size=size)
+        kinds = strategy.different_ranks(setting.world_size, setting.arguments)
+        peaks = [strategy.footprint(sizes_of(strategy, resized, rank), resized, rank).peak.bytes for rank in kinds]
+        if max(peaks) > memory_bytes:
+            break
+        found = size
+    return found
+
+
 def powers_of_two() -> Iterator[int]:
     size = 1
     while size <= MAX_MICRO_BATCH:

@@ -14,6 +14,7 @@ from src.data.loader import MapData
 from src.data.mnist import MNIST
 from src.data.synthetic import SyntheticImages, SyntheticTokens
 from src.data.text import Text
+from tests.data.doubles import Points
 
 NOWHERE = "/nowhere"  # examples must not need what lies on a disk
 
@@ -63,4 +64,5 @@ def test_an_example_touches_no_disk_and_takes_no_memory_on_meta(data: Data, shap
 
 
 def test_data_of_ones_own_tell_no_example() -> None:
-    assert MapData([], [], "images").example(4) is None
+    points = Points(4)
+    assert MapData(points, points, "images").example(4) is None
