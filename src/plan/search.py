@@ -4,6 +4,7 @@ A roofline: arithmetic at an assumed share of the device's peak, and after it th
 ranks; it does not promise. How much of the traffic hides behind arithmetic is not known before it is measured.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -12,8 +13,6 @@ from typing import Any
 from src.footprint import Footprint, Interval, ModelSizes
 from src.strategies.base import Setting, Strategy
 
-#: Ranks that share a layer exchange much for each of them, so they stay inside one machine.
-MAX_TENSOR_DEGREE = 8
 MAX_MICRO_BATCH = 1024
 
 #: Sizes of what a rank computes with: of (strategy, setting, world rank).
@@ -51,13 +50,10 @@ class Candidate:
 def degrees_of(strategy: type[Strategy], world_size: int) -> Iterator[dict[str, int]]:
     """The values of a strategy's degrees that divide the world."""
     divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-    for chosen in product(divisors, repeat=len(strategy.degrees)):
-        degrees = dict(zip(strategy.degrees, chosen, strict=True))
-        used = 1
-        for degree in chosen:
-            used *= degree
-        if world_size % used == 0 and degrees.get("tp", 1) <= MAX_TENSOR_DEGREE:
-            yield degrees
+    tried = [[n for n in divisors if most is None or n <= most] for most in strategy.degrees.values()]
+    for chosen in product(*tried):
+        if world_size % math.prod(chosen) == 0:
+            yield dict(zip(strategy.degrees, chosen, strict=True))
 
 
 def candidates(

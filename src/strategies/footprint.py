@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -18,6 +18,9 @@ from src.footprint import FP32_BYTES, NONE, Footprint, ModelSizes, Part
 
 if TYPE_CHECKING:
     from src.strategies.base import Setting
+
+#: Ranks that share a layer exchange much for each of them, so they stay inside one machine.
+MAX_TENSOR_DEGREE = 8
 
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # an element of what is computed with
 
@@ -65,10 +68,11 @@ def shares_of(setting: Setting) -> Shares:
 class HasFootprint:
     """The general rule. All of it is asked of the class, before anything is built.
 
-    degrees: the strategy's own arguments that divide the ranks, beside data parallelism.
+    degrees: the strategy's own arguments that divide the ranks, beside data parallelism, and for each the most that is
+    worth a trial; None: any.
     """
 
-    degrees: ClassVar[tuple[str, ...]] = ()
+    degrees: ClassVar[Mapping[str, int | None]] = {}
 
     @classmethod
     def casts_weights(cls, setting: Setting) -> bool:
@@ -79,6 +83,11 @@ class HasFootprint:
     def part(cls, model: nn.Module, example: Tensor, setting: Setting, world_rank: int = 0) -> ModelPart:
         """What a rank computes with. model, example: the whole model and a micro-batch's inputs, on the meta device."""
         return ModelPart(model, getattr(model, "units", list)())
+
+    @classmethod
+    def wanted_accumulate(cls, arguments: Mapping[str, Any]) -> int:
+        """Micro-batches a step below which ranks idle for a fifth of it or more."""
+        return 1
 
     @classmethod
     def idle_share(cls, setting: Setting) -> float:

@@ -1,7 +1,8 @@
 """What a rank of a pipeline holds: some of the layers, and the activations of several micro-batches at once."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,12 @@ from src.footprint import Footprint, ModelSizes, Part
 from src.parallel.cutting import cut_twins
 from src.parallel.pipeline import Cuttable, predicted_bubble, stage_layers, stages_of_rank
 from src.strategies.base import Setting
-from src.strategies.footprint import HasFootprint, ModelPart
+from src.strategies.footprint import MAX_TENSOR_DEGREE, HasFootprint, ModelPart
 from src.strategies.pp_problems import degree, num_stages, schedule_name, tensor_degree
 from src.strategies.unit_footprint import layer_traffic, part_footprint
+
+#: GPipe and 1F1B idle (p - 1) / (m + p - 1) of a step: with 4 p micro-batches less than a fifth.
+MICRO_BATCHES_A_STAGE = 4
 
 
 def pipeline_rank(setting: Setting, world_rank: int) -> int:
@@ -38,7 +42,11 @@ def micro_batches_in_flight(setting: Setting, rank_in_pipeline: int) -> int:
 class PipelineFootprint(HasFootprint):
     """Mixed into the strategy."""
 
-    degrees = ("pp", "tp")
+    degrees: ClassVar[Mapping[str, int | None]] = {"pp": None, "tp": MAX_TENSOR_DEGREE}
+
+    @classmethod
+    def wanted_accumulate(cls, arguments: Mapping[str, Any]) -> int:
+        return MICRO_BATCHES_A_STAGE * int(arguments.get("pp", 2))
 
     @classmethod
     def idle_share(cls, setting: Setting) -> float:

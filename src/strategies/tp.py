@@ -7,7 +7,7 @@ data parallel, and `sharding` says how: whole copies (none), or sharded once mor
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from src.parallel.data import data_parallel, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers
 from src.strategies.base import Axis, BuildSpec, Setting, Support, fused_sgd_problems
 from src.strategies.degrees import data_axis, data_ranks, lone_sequence_problems, tensor_problems
-from src.strategies.footprint import ModelPart
+from src.strategies.footprint import MAX_TENSOR_DEGREE, ModelPart
 from src.strategies.plan_problems import CARRIES
 from src.strategies.unit_footprint import layer_traffic, part_footprint
 
@@ -37,7 +37,7 @@ class TensorParallel(AutogradStrategy):
         model_carries=CARRIES,
     )
 
-    degrees = ("tp",)
+    degrees: ClassVar[Mapping[str, int | None]] = {"tp": MAX_TENSOR_DEGREE}
 
     def __init__(self, tp: int = 2, sequence_parallel: bool = False, sync_each_microbatch: bool = True) -> None:
         self.tp = tp

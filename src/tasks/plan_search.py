@@ -22,8 +22,6 @@ from src.strategies.base import Setting, Strategy
 
 MAX_SHOWN = 20
 GIB = 2**30
-#: Micro-batches for each stage of a pipeline, below which it idles a fifth of the time or more.
-MICRO_BATCHES_A_STAGE = 4
 #: What a command line says of it anew.
 REPLACED = (
     "task",
@@ -79,23 +77,20 @@ def settings(config: Mapping[str, Any], model: nn.Module) -> Iterator[tuple[type
             if degrees and all(degree == 1 for degree in degrees.values()) and world_size > 1:
                 continue  # another strategy's way
             for level in levels:
-                setting = setting_of(config, {**arguments, **degrees}, level, degrees)
+                setting = setting_of(config, strategy, {**arguments, **degrees}, level)
                 if setting is not None and accepts(strategy, setting, model):
                     yield strategy, setting
 
 
 def setting_of(
-    config: Mapping[str, Any], arguments: dict[str, Any], level: str, degrees: Mapping[str, int]
+    config: Mapping[str, Any], strategy: type[Strategy], arguments: dict[str, Any], level: str
 ) -> Setting | None:
     """None where it can't be worked out, such as for degrees that don't divide."""
     changed = copy.deepcopy(dict(config))
     changed["strategy"] = arguments
     shard_size = RANKS_A_MACHINE if level == "hybrid" else None
     changed["sharding"] = {**changed["sharding"], "level": level, "shard_size": shard_size}
-    stages = degrees.get("pp", 1)
-    accumulate = changed["trainer"]["accumulate"] or 1
-    if stages > 1:
-        accumulate = max(accumulate, MICRO_BATCHES_A_STAGE * stages)
+    accumulate = max(changed["trainer"]["accumulate"] or 1, strategy.wanted_accumulate(arguments))
     changed["trainer"] |= {"micro_batch_size": 1, "accumulate": accumulate, "global_batch_size": None}
     found, unknowns = known_setting(changed)
     return None if unknowns else found
@@ -180,8 +175,8 @@ def assumed(assumptions: Assumptions) -> str:
         f"Assumed: {assumptions.peak_tflops:g} TFLOP/s a device (task.peak_tflops), of which training reaches"
         f" {assumptions.efficiency:.0%} (task.efficiency); {assumptions.bandwidth_gb:g} GB/s a rank"
         " (task.bandwidth_gb, 10⁹ bytes); traffic after arithmetic, nothing hidden; machines of"
-        f" {RANKS_A_MACHINE} ranks; {MICRO_BATCHES_A_STAGE} micro-batches a stage of a pipeline, whose middle stages"
-        " are no fuller than its ends."
+        f" {RANKS_A_MACHINE} ranks; pipelines get enough micro-batches to idle less than a fifth, and their middle"
+        " stages are no fuller than their ends."
     )
 
 
