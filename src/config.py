@@ -35,7 +35,7 @@ class Launch:
 class Trainer:
     epochs: int = MISSING
     max_steps: int | None = MISSING
-    micro_batch_size: int | None = MISSING
+    micro_batch_size: Any = MISSING  # a positive integer, null, or "auto"
     accumulate: int | None = MISSING
     global_batch_size: int | None = MISSING
     max_grad_norm: float | None = MISSING

@@ -44,6 +44,10 @@ def range_problems(config: dict[str, Any]) -> list[str]:
         if value is not None and value < 1:
             empty = " leaves an empty data set" if key == "data.limit" else " is less than one"
             found.append(f"{key}={value}{empty}; choose 1 or more.")
+    micro = at(config, "trainer.micro_batch_size")
+    if micro is not None and (not isinstance(micro, int) or isinstance(micro, bool)):
+        found.append(f"trainer.micro_batch_size={micro} is no number of samples; choose 1 or more, auto, or null.")
+        config["trainer"]["micro_batch_size"] = 1  # so that the rest can be looked at
     for key in ("trainer.micro_batch_size", "trainer.accumulate", "trainer.global_batch_size"):
         value = at(config, key)
         if value is not None and value > MAX_BATCH_SIZE:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from src.checks.auto_batch import settle_micro_batch
 from src.checks.keys import locate, resolve
 from src.checks.ranges import at, range_problems
 from src.checks.setting import known_setting, strategy_class, task_class
@@ -42,7 +43,7 @@ def check(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
         )
         return config, mismatch + unknown + broken
     # A key too many does not keep the rules from being read; a missing or wrong one does.
-    return config, unknown + (broken or rule_problems(config))
+    return config, unknown + (broken or settle_micro_batch(config) + rule_problems(config))
 
 
 def rule_problems(config: dict[str, Any]) -> list[str]:

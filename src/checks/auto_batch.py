@@ -1,0 +1,126 @@
+"""trainer.micro_batch_size=auto: the largest power of two whose predicted peak fits what memory there is."""
+
+import functools
+import json
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from torch import nn
+
+from src.checks.setting import known_setting, num_local_ranks, strategy_class, task_class
+from src.errors import Refused
+from src.footprint import NOT_COUNTED, ModelSizes
+from src.parallel.recompute import recompute_activations
+from src.strategies.base import Setting, Strategy
+
+AUTO = "auto"
+#: Of the memory, what may be planned with: the rest is for what no formula counts.
+SHARE = 0.8
+GIB = 2**30
+
+#: In a process of its own: asking CUDA wakes the driver, and a process that has done so can't be forked.
+ASK_GPUS = "import torch; print(min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
+
+
+def settle_micro_batch(config: dict[str, Any]) -> list[str]:
+    """Put a number in the place of "auto", in `config`; why there is none, one line, and then it is 1."""
+    trainer = config["trainer"]
+    if trainer["micro_batch_size"] != AUTO:
+        return []
+    trainer["micro_batch_size"] = 1
+    accumulate, global_batch = trainer["accumulate"], trainer["global_batch_size"]
+    if (accumulate is None) == (global_batch is None):
+        both = "null" if accumulate is None else "given"
+        trainer["accumulate"], trainer["global_batch_size"] = 1, None  # so that the rest can be looked at
+        return [
+            f"trainer.micro_batch_size=auto with trainer.accumulate and trainer.global_batch_size both {both}:"
+            " the batch is settled by one of them. Leave exactly one of the two null."
+        ]
+    if global_batch is not None:
+        trainer["accumulate"], trainer["global_batch_size"] = 1, None  # while the size is looked for
+    try:
+        size = found_elsewhere(json.dumps(config), global_batch)
+    except Refused as refused:
+        return refused.problems
+    finally:
+        trainer["accumulate"], trainer["global_batch_size"] = accumulate, global_batch
+    trainer["micro_batch_size"] = size
+    return []
+
+
+@functools.cache  # one command asks several times, and must get one answer
+def found_elsewhere(config: str, global_batch: int | None) -> int:
+    """`largest_size` of a configuration in JSON, by a process of its own.
+
+    Looking at backward wakes autograd's threads, and after that no rank can be forked.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(largest_size, json.loads(config), global_batch).result()
+
+
+def largest_size(config: dict[str, Any], global_batch: int | None) -> int:
+    """Samples. 1 where the rest of the configuration is refused anyhow. Raises Refused where not one sample fits."""
+    from src.plan.formula import plan_rank
+    from src.plan.search import powers_of_two
+    from src.plan.sizes import optimizer_slots
+
+    strategy = strategy_class(config)
+    setting, unknowns = known_setting(config)
+    if unknowns or strategy.problems(setting):
+        return 1
+    slots = optimizer_slots(instantiate(config["optimizer"], _convert_="all"))
+    data = instantiate(config["data"], _convert_="all")
+
+    def make_model() -> nn.Module:
+        model: nn.Module = instantiate(config["model"], _convert_="all")
+        return recompute_activations(model, config["trainer"]["activation_checkpointing"])
+
+    def sizes_of(strategy: type[Strategy], setting: Setting, world_rank: int) -> ModelSizes:
+        return plan_rank(strategy, make_model, slots, data, setting, world_rank).sizes
+
+    available = SHARE * available_bytes(config)
+    found = None
+    for size in powers_of_two():
+        if global_batch is not None and global_batch % (size * setting.data_parallel_size):
+            break  # nor does any larger power of two divide it
+        resized = replace(setting, micro_batch_size=size)
+        kinds = strategy.different_ranks(setting.world_size, setting.arguments)
+        peak = max(strategy.footprint(sizes_of(strategy, resized, rank), resized, rank).peak.bytes for rank in kinds)
+        if peak > available:
+            break
+        found = size
+    if found is None:
+        raise Refused(
+            f"trainer.micro_batch_size=auto: not one sample fits {available / GIB:.2f} GiB a rank ({SHARE:.0%} of what"
+            f" there is, since nobody counts {NOT_COUNTED}). Shard more, recompute activations, or use a smaller model."
+        )
+    return found
+
+
+def available_bytes(config: dict[str, Any]) -> float:
+    """Memory for one rank: of the planned device where the task names it, else what is free here now."""
+    planned = config["task"].get("device_memory_gib")
+    if planned is not None:
+        return float(planned) * GIB
+    setting, _ = known_setting(config)
+    if setting.device_type == "cuda" and task_class(config).ranks == "started":
+        asked = subprocess.run([sys.executable, "-c", ASK_GPUS], capture_output=True, text=True, check=True)
+        return float(asked.stdout)
+    if setting.device_type == "cuda":
+        raise Refused(
+            "trainer.micro_batch_size=auto needs to know the planned GPUs' memory. Add task.device_memory_gib=<GiB>."
+        )
+    return free_host_bytes() / num_local_ranks(config)
+
+
+def free_host_bytes() -> int:
+    """What the host can give without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    [kib] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kib) * 1024

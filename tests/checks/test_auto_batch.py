@@ -1,0 +1,75 @@
+"""trainer.micro_batch_size=auto, against the formulas that it goes by."""
+
+from pathlib import Path
+
+import pytest
+
+from src.checks import auto_batch
+from src.checks.auto_batch import SHARE, largest_size
+from tests.composing import composed
+
+GIB = 2**30
+MODEL = ["model=gpt_tiny", "strategy=fsdp", "launch.nproc=2", "launch.device=cpu"]
+
+
+def settled(*words: str) -> int:
+    config, problems = composed(*MODEL, "trainer.micro_batch_size=auto", *words)
+    assert not problems, problems
+    size: int = config["trainer"]["micro_batch_size"]
+    return size
+
+
+def planned_peak(size: int) -> int:
+    """Bytes of a rank, of the same experiment with the size given."""
+    from src.control import Control
+    from src.plan.formula import fullest, plan
+    from src.run import build
+    from src.tracking.reporter import SilentReporter
+    from src.world import World
+
+    config, _ = composed(*MODEL, f"trainer.micro_batch_size={size}")
+    world = World(0, 2, 0, 2, is_imagined=True)
+    made = build(config, Path("nowhere"), {}, world, SilentReporter(), Control(world, 600.0, None, None))
+    plans = plan(type(made.strategy), made.make_model, made.optimizer, made.data, made.setting)
+    return fullest(plans).footprint.peak.bytes
+
+
+def test_the_largest_power_of_two_that_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    between = (planned_peak(16) + planned_peak(32)) / 2
+    monkeypatch.setattr(auto_batch, "available_bytes", lambda config: between / SHARE)
+    config, _ = composed(*MODEL, "trainer.micro_batch_size=1")
+    assert largest_size(config, None) == 16
+    # Of a kept global batch only what divides it: 24 = 4 x 3 x 2 ranks.
+    assert largest_size(config, 24) == 4
+
+
+@pytest.mark.timeout(120)
+def test_the_size_stands_in_the_configuration_before_anything_starts() -> None:
+    size = settled()
+    assert size >= 1
+    assert size & (size - 1) == 0
+
+
+@pytest.mark.timeout(120)
+def test_where_not_one_sample_fits_that_is_one_line() -> None:
+    words = ["task=plan", "task.device_memory_gib=0.000001", "trainer.micro_batch_size=auto"]
+    _, problems = composed(*MODEL, *words)
+    assert [line.split(":")[0] for line in problems] == ["trainer.micro_batch_size=auto"]
+    assert "not one sample fits" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trainer.micro_batch_size=foo"], "is no number of samples"),
+        (["trainer.micro_batch_size=1.5"], "is no number of samples"),
+        (["trainer.micro_batch_size=true"], "is no number of samples"),
+        (["trainer.micro_batch_size=auto", "trainer.accumulate=null"], "both null"),
+        (["trainer.micro_batch_size=auto", "trainer.global_batch_size=8"], "both given"),
+    ],
+    ids=str,
+)
+def test_what_is_no_size_is_refused(words: list[str], said: str) -> None:
+    _, problems = composed(*words)
+    assert len(problems) == 1
+    assert said in problems[0]
