@@ -41,13 +41,14 @@ def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place
     Raises Refused, Failed or Interrupted.
     """
     info = {"run_id": uuid.uuid4().hex[:12], **info}
-    with claimed(run_dir, may_exist="resumes" in info), forecasting(config, run_dir):
+    with claimed(run_dir, may_exist="resumes" in info):
         write_config(config, run_dir, info.get("resumes", 0))
         for line in info.pop("passed_over", []):
             log.warning("checkpoint passed over: %s", line)
             add_to_train_log(run_dir, f"checkpoint passed over: {line}")
         try:
-            launch_ranks(config, run_dir, info, in_place)
+            with forecasting(config, run_dir):
+                launch_ranks(config, run_dir, info, in_place)
         except (Failed, Interrupted) as ending:
             with suppress(OSError):  # a full disk may be what the run failed of, and is the better message
                 add_to_train_log(run_dir, str(ending))

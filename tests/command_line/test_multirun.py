@@ -95,7 +95,7 @@ def test_a_lone_rank_of_a_sweep_has_a_process_of_its_own(tmp_path: Path) -> None
     words = ["-m", *QUICK, "launch.nproc=1,2", "data._target_=tests.doubles.DigitsAfterParallelWork"]
     outcome = serve(tmp_path, *words)
     assert outcome.code == 0, outcome.text
-    assert outcome.started_processes == ("os.fork",) * 3
+    assert outcome.started_processes == ("os.fork",) * 5  # a rank, two ranks, and a forecast for each job
     assert [summary(folder)["world_size"] for folder in jobs(outcome)] == [1, 2]
 
 

@@ -37,6 +37,7 @@ def main(folder: str, *words: str) -> int:
     given = dict(word.split("=") for word in words)
     run_dir = Path(folder)
     config = {
+        "task": {"_target_": "src.tasks.train.Train"},
         "launch": {"timeout_seconds": float(given["timeout"]), "max_restarts": 0},
         "what": given["what"],
         "on_rank": int(given["on_rank"]),

@@ -44,6 +44,7 @@ def main(folder: str, *words: str) -> int:
     given = dict(word.split("=") for word in words)
     run_dir = Path(folder)
     config = {
+        "task": {"_target_": "src.tasks.train.Train"},
         "launch": {"timeout_seconds": 60, "max_restarts": int(given.get("max_restarts", 0))},
         "save_seconds": float(given.get("save_seconds", 0.1)),
         "save": given.get("save"),
