@@ -30,6 +30,7 @@ benchmarks: $(VENV)/.installed-bench  ## what the README quotes; MNIST=<folder w
 	PYTHONPATH=. $(BIN)/python benchmarks/mnist_epoch.py $(MNIST)
 	PYTHONPATH=. $(BIN)/python benchmarks/pipeline.py
 	PYTHONPATH=. $(BIN)/python benchmarks/checkpoint.py
+	PYTHONPATH=. $(BIN)/python benchmarks/memory.py --every 29
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("shardlab needs Python 3.11 or newer")'

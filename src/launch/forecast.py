@@ -56,7 +56,7 @@ def write(config: dict[str, Any], run_dir: Path, parent: int) -> None:
     os.dup2(silence, 2)
     try:
         made = forecast_of(config, run_dir)
-    except Exception as error:  # of the user's model, perhaps: told where the figure is missed, and no failure
+    except BaseException as error:  # of the user's model, perhaps: told where the figure is missed, and no failure
         made = Forecast.failed(error)
     partial = run_dir / f"{FORECAST}.partial"
     partial.write_text(json.dumps(made.as_dict()))

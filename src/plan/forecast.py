@@ -105,5 +105,5 @@ def compared(made: Forecast | None, measured: Sequence[int | None]) -> dict[str,
         "measured_bytes": list(measured),
         "error": None if error is None else round(error, 4),
         "method": None if made is None else made.method,
-        "reason": "the run was over first" if made is None else made.reason,
+        "reason": "there was none by the end of the run" if made is None else made.reason,
     }
