@@ -35,6 +35,11 @@ def prepare(config: dict[str, Any]) -> None:
                 _try_optimizer(built)
             elif key == "model" and built is not None and task_class(config).ranks == "started":
                 found += _memory_problems(built, config)
+                if task_class(config).trains and not any(p.requires_grad for p in built.parameters()):
+                    found.append(
+                        f"model {config['model']['_target_']} has no parameter that asks for a gradient, so nothing can"
+                        " be trained. Unfreeze some, or use task=evaluate."
+                    )
         except Refused as refused:
             found += refused.problems
     if found:
