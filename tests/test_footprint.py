@@ -135,3 +135,13 @@ def test_what_is_offloaded_is_the_hosts() -> None:
     # Adam's moments 8, masters 4 and weights 4 bytes, / 8.
     assert found.host.bytes == 16 * MILLION // 8
     assert found.parameters.bytes == found.optimizer_states.bytes == found.master_copies.bytes == 0
+
+
+def test_what_fully_shard_offloads_is_the_hosts_and_its_gradients_too() -> None:
+    setting = Setting("fsdp", {}, 8, 8, "cuda", "fp32", Sharding("zero3", offload="all"), 1, 1, None)
+    found = FSDP2.footprint(model(), setting)
+    # Weights 4, gradients 4 and Adam's moments 8 bytes, / 8.
+    assert found.host.bytes == 16 * MILLION // 8
+    assert found.parameters.bytes == found.optimizer_states.bytes == found.gradients.bytes == 0
+    kept = FSDP2.footprint(model(), Setting("fsdp", {}, 8, 8, "cuda", "fp32", Sharding("zero3"), 1, 1, None))
+    assert kept.peak.bytes - found.peak.bytes == 12 * MILLION // 8  # a gradient is on the device while it is made

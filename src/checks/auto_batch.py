@@ -6,7 +6,6 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ def found_elsewhere(config: str, global_batch: int | None) -> int:
 def largest_size(config: dict[str, Any], global_batch: int | None) -> int:
     """Samples. 1 where the rest of the configuration is refused anyhow. Raises Refused where not one sample fits."""
     from src.plan.formula import plan_rank
-    from src.plan.search import powers_of_two
+    from src.plan.search import powers_of_two, with_micro_batch
     from src.plan.sizes import optimizer_slots
 
     strategy = strategy_class(config)
@@ -87,9 +86,9 @@ def largest_size(config: dict[str, Any], global_batch: int | None) -> int:
     available = SHARE * available_bytes(config)
     found = None
     for size in powers_of_two():
-        if global_batch is not None and global_batch % (size * setting.data_parallel_size):
-            break  # nor does any larger power of two divide it
-        resized = replace(setting, micro_batch_size=size)
+        resized = with_micro_batch(setting, size, global_batch)
+        if resized is None:
+            break  # it does not divide the global batch, nor does any larger power of two
         kinds = strategy.different_ranks(setting.world_size, setting.arguments)
         peak = max(strategy.footprint(sizes_of(strategy, resized, rank), resized, rank).peak.bytes for rank in kinds)
         if peak > available:

@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ def forecasting(config: dict[str, Any], run_dir: Path) -> Iterator[None]:
     if not task_class(config).trains:
         yield
         return
+    (run_dir / FORECAST).unlink(missing_ok=True)  # of the run that this one goes on with
     # A fork, since what was imported to check the configuration is there already.
     arguments = (config, run_dir, os.getpid())
     process = multiprocessing.get_context("fork").Process(target=write, args=arguments, daemon=True)
@@ -52,8 +52,8 @@ def write(config: dict[str, Any], run_dir: Path, parent: int) -> None:
         return
     os.nice(5)  # the ranks come first
     silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, sys.stdout.fileno() if hasattr(sys.stdout, "fileno") else 1)
-    os.dup2(silence, 2)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
     try:
         made = forecast_of(config, run_dir)
     except BaseException as error:  # of the user's model, perhaps: told where the figure is missed, and no failure

@@ -12,7 +12,7 @@ from typing import Any
 from src.footprint import FP32_BYTES, NONE, Footprint, ModelSizes, Part
 from src.strategies.base import Setting
 from src.strategies.deepspeed_config import STAGES
-from src.strategies.footprint import Shares, gradients_as_they_come, states
+from src.strategies.footprint import Shares, gradients_as_they_come, on_device, states
 
 #: DeepSpeed's stage3_max_live_parameters, elements, which this project leaves as it is.
 MAX_LIVE = 1_000_000_000
@@ -123,27 +123,6 @@ def partitioned(sizes: ModelSizes, setting: Setting, options: Mapping[str, Any])
         master_copies=Part(-(-FP32_BYTES * sizes.trained // ranks), f"4 x {sizes.trained:,} / {ranks} in fp32"),
     )
     return on_device(replace(made, weight_copies=NONE), setting)
-
-
-def on_device(made: Footprint, setting: Setting) -> Footprint:
-    """With what is offloaded taken off a GPU; on a CPU it is the same memory."""
-    offload = setting.sharding.offload
-    if offload == "none" or setting.device_type == "cpu":
-        return made
-    moved = made.optimizer_states.bytes + made.master_copies.bytes
-    what = "optimizer states and masters"
-    weights = made.parameters
-    if offload == "all":
-        moved, what = moved + weights.bytes, f"{what}, weights"
-        weights = Part(0, "offloaded, gathered for their use")
-    return replace(
-        made,
-        parameters=weights,
-        optimizer_states=Part(0, "offloaded"),
-        master_copies=Part(0, "offloaded"),
-        host=Part(moved, what),
-        peak=Part(made.peak.bytes - moved, f"{made.peak.formula}, without what is offloaded"),
-    )
 
 
 def traffic(sizes: ModelSizes, setting: Setting, stage: int) -> dict[str, Part]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from src.footprint import FP32_BYTES, Footprint, ModelSizes, Part
 from src.strategies.base import Setting
-from src.strategies.footprint import BYTES, Shares, shares_of, states
+from src.strategies.footprint import BYTES, Shares, on_device, shares_of, states
 from src.strategies.unit_footprint import unit_traffic
 
 
@@ -40,12 +40,13 @@ def flat_footprint(sizes: ModelSizes, setting: Setting) -> Footprint:
     in_backward, buffers = flat_walk(sizes, setting, ranks)
     each = bool(setting.arguments.get("sync_each_microbatch", True))
     whole = FP32_BYTES * sizes.trained if setting.accumulate > 1 and not each else 0
-    return held.footprint(
+    made = held.footprint(
         in_backward + whole + held.gradients.bytes,
         "weights, gradients, optimizer states + the most of activations, gathered flat parameters and their gradients",
         buffers=Part(buffers, "gathered flat parameters, and their gradients as they are put together and reduced"),
         traffic=unit_traffic(sizes, setting, ranks, each),
     )
+    return on_device(made, setting, with_gradients=True)
 
 
 def flat_walk(sizes: ModelSizes, setting: Setting, ranks: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ are their own masters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -191,3 +191,32 @@ def gradients_as_they_come(sizes: ModelSizes, setting: Setting) -> int:
         most = max(most, interval.activations + FP32_BYTES * done)
         done += interval.parameter
     return most
+
+
+def on_device(made: Footprint, setting: Setting, with_gradients: bool = False) -> Footprint:
+    """With what is offloaded taken off a GPU; on a CPU it is the same memory.
+
+    with_gradients: whether "all" keeps the shards of gradients on the host as well. While one is made it is on the
+    device, so the peak goes without it only between steps.
+    """
+    offload = setting.sharding.offload
+    if offload == "none" or setting.device_type == "cpu":
+        return made
+    moved = made.optimizer_states.bytes + made.master_copies.bytes
+    what = "optimizer states and masters"
+    weights, gradients, waiting = made.parameters, made.gradients, 0
+    if offload == "all":
+        moved, what = moved + weights.bytes, f"{what}, weights"
+        weights = Part(0, "offloaded, gathered for their use")
+        if with_gradients:
+            waiting, what = gradients.bytes, f"{what}, gradients"
+            gradients = Part(0, "offloaded, unit by unit")
+    return replace(
+        made,
+        parameters=weights,
+        gradients=gradients,
+        optimizer_states=Part(0, "offloaded"),
+        master_copies=Part(0, "offloaded"),
+        host=Part(moved + waiting, what),
+        peak=Part(made.peak.bytes - moved, f"{made.peak.formula}, without what is offloaded"),
+    )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from src.footprint import FP32_BYTES, Footprint, ModelSizes, Part
 from src.strategies.base import Setting
-from src.strategies.footprint import BYTES, Shares, gradients_as_they_come, shares_of, states
+from src.strategies.footprint import BYTES, Shares, gradients_as_they_come, on_device, shares_of, states
 
 
 class UnitWalk:
@@ -134,12 +134,13 @@ def unit_footprint(sizes: ModelSizes, setting: Setting) -> Footprint:
     if deferred:
         whole = f"4 x {sizes.trained:,}, whole while they wait for the last micro-batch"
         held = replace(held, gradients=Part(FP32_BYTES * sizes.trained, whole))
-    return held.footprint(
+    made = held.footprint(
         walk.most,
         "weights, optimizer states, and the most of activations, gathered units and gradients",
         buffers=Part(walk.most_buffers, "gathered units, and fp32 buffers to reduce gradients in"),
         traffic=unit_traffic(sizes, setting, ranks, each),
     )
+    return on_device(made, setting, with_gradients=True)
 
 
 def unit_traffic(sizes: ModelSizes, setting: Setting, ranks: int, each: bool) -> dict[str, Part]:

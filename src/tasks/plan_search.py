@@ -124,6 +124,8 @@ def command(found: Candidate, run_dir: Path, given: Sequence[str] | None = None)
     words = [f"strategy={setting.strategy_name}", f"sharding={setting.sharding.level}"]
     if setting.sharding.shard_size is not None:
         words.append(f"sharding.shard_size={setting.sharding.shard_size}")
+    if setting.sharding.offload != "none":
+        words.append(f"sharding.offload={setting.sharding.offload}")
     words += [f"strategy.{name}={arguments[name]}" for name in found.strategy.degrees]
     words += [
         f"trainer.micro_batch_size={setting.micro_batch_size}",

@@ -6,6 +6,7 @@ import pytest
 
 from src.checks import auto_batch
 from src.checks.auto_batch import SHARE, largest_size
+from src.errors import Refused
 from tests.composing import composed
 
 GIB = 2**30
@@ -41,6 +42,16 @@ def test_the_largest_power_of_two_that_fits_is_taken(monkeypatch: pytest.MonkeyP
     assert largest_size(config, None) == 16
     # Of a kept global batch only what divides it: 24 = 4 x 3 x 2 ranks.
     assert largest_size(config, 24) == 4
+
+
+def test_a_kept_global_batch_counts_with_all_the_micro_batches_that_make_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = composed("model=mlp", "strategy=ddp", "launch.nproc=2", "launch.device=cpu")
+    monkeypatch.setattr(auto_batch, "available_bytes", lambda config: 3.4e6 / SHARE)
+    alone = largest_size(config, None)
+    # 2^16 samples in micro-batches of 256 and smaller: all of them wait on the device, 260 bytes each.
+    with pytest.raises(Refused, match="not one sample fits"):
+        largest_size(config, 2**16)
+    assert alone >= 1
 
 
 @pytest.mark.timeout(120)
