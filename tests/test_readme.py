@@ -19,7 +19,7 @@ CI = (REPOSITORY / ".ci" / "run").read_text()
 #: The indented lines, without their comments.
 COMMANDS = [
     re.sub(r"\s+#.*", "", line).strip().removeprefix(".venv/bin/")
-    for line in re.findall(r"^ {4}(?!memory a step)(.+)", README, re.M)
+    for line in re.findall(r"^ {4}(?!step memory)(.+)", README, re.M)
 ]
 TRAINING = [line for line in COMMANDS if line.startswith(("python train.py", "torchrun"))]
 

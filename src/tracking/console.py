@@ -106,7 +106,7 @@ def table_rows(summary: dict[str, Any], run_dir: Path) -> dict[str, str]:
     if summary["peak_memory_bytes"]:
         rows["peak memory"] = f"{memory(max(summary['peak_memory_bytes']))} on the fullest rank"
     if summary["memory"] is not None:
-        rows["memory a step"] = memory_words(summary["memory"])
+        rows["step memory"] = memory_words(summary["memory"])
     rows["run folder"] = shown(run_dir)
     if (run_dir / "model.safetensors").exists():
         rows["weights"] = shown(run_dir / "model.safetensors")
