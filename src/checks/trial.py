@@ -49,8 +49,8 @@ def prepare(config: dict[str, Any]) -> None:
         raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
     if task_class(config).ranks == "imagined" and data.example(1) is None:
         raise Refused(
-            f"data {config['data']['_target_']} tells no micro-batch's shapes without reading samples, so nothing can be"
-            " planned. Use data=synthetic_images or data=synthetic_tokens of the same shapes, or give the class an"
+            f"data {config['data']['_target_']} tells no micro-batch's shapes without reading samples, so nothing can"
+            " be planned. Use data=synthetic_images or data=synthetic_tokens of the same shapes, or give the class an"
             " example() (src/data/base.py)."
         )
     if task_class(config).reads_data:
