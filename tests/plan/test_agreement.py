@@ -13,6 +13,8 @@ MEDIAN_BAR = 0.03
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+# Of one rank, which has nobody to share with.
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
 def test_the_forecast_is_within_its_bars(pool: Pool) -> None:
     rows = list(walk(pool, EVERY))
     print("\n".join(summary(rows)))
