@@ -173,11 +173,14 @@ class Agent(LocalElasticAgent):
         end = time.time() + EXPLANATION_SECONDS
         while not self._is_explained(worker_group) and time.time() < end:
             time.sleep(worker_group.spec.monitor_interval)
-        told = {record.world_rank for record in self.records()}
+        records = self.records()
+        told = {record.world_rank for record in records}
+        all_waited = all(follows_another(record.message) for record in records)
         for worker in self._alive(worker_group):
             with suppress(ProcessLookupError):
                 os.kill(worker.id, STACKS_SIGNAL)
-            if worker.global_rank not in told:
+            # Where some rank has told of more than of having waited, one without a word is only slow to tell.
+            if all_waited and worker.global_rank not in told:
                 self.mute.append(worker.global_rank)
 
     def _is_explained(self, worker_group: WorkerGroup) -> bool:

@@ -30,7 +30,11 @@ def step_until_hung(
             act(config["what"], config["seconds"])
         time.sleep(0.05)
         if world.world_size > 1:
-            dist.all_reduce(torch.ones(1))
+            try:
+                dist.all_reduce(torch.ones(1))
+            except RuntimeError:  # a victim that takes its time to close what it has open
+                time.sleep(config["lingers"])
+                raise
 
 
 def main(folder: str, *words: str) -> int:
@@ -44,6 +48,7 @@ def main(folder: str, *words: str) -> int:
         "at": int(given.get("at", 3)),
         "seconds": float(given.get("seconds", 80)),
         "steps": int(given.get("steps", 1000)),
+        "lingers": float(given.get("lingers", 0)),
     }
     rank.run = step_until_hung  # type: ignore[assignment]
     ranks = torchrun_ranks()

@@ -40,6 +40,12 @@ def test_a_rank_that_sleeps_is_named_and_not_the_one_that_waits_for_it(tmp_path:
     assert summary(tmp_path)["status"] == "failed"
 
 
+def test_a_victim_that_is_slow_to_tell_of_its_end_is_not_taken_for_the_cause(tmp_path: Path) -> None:
+    code, stderr, _ = hang(tmp_path, "what=sleep", "on_rank=1", "lingers=0.8")
+    assert code == 1
+    assert "rank 1 failed: Hung: no progress for 3 s, in act" in stderr
+
+
 @pytest.mark.slow
 def test_code_in_c_that_keeps_pythons_lock_is_named_by_those_who_wait_for_it(tmp_path: Path) -> None:
     code, stderr, seconds = hang(tmp_path, "what=hold_the_lock", "on_rank=1")
