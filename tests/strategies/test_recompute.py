@@ -168,6 +168,7 @@ def test_no_bit_and_no_name_changes_elsewhere(pool: Pool, case: Case) -> None:
     check(pool, case)
 
 
+@pytest.mark.slow
 def test_the_key_changes_no_record_of_a_run(pool: Pool, tmp_path: Path) -> None:
     def run(mode: str) -> Result:
         options = f"model=gpt_tiny model.dropout=0.1 data.sequence_length=16 data.limit=16 strategy=fsdp {SMALL}"
