@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Twice the standard error of a median: 1.2533 sigma / sqrt(n), of a normal distribution, whose quartiles lie
-#: 1.349 sigma apart. Quartiles, since one slow sample must not make all the others worthless.
-ERRORS_OF_QUARTILES = 2 * 1.2533 / 1.349
+#: By the number of samples, how many (distances between their quartiles / sqrt(number)) the median of that many draws
+#: from a normal distribution lies from the true one at most, in 19 of 20 cases. For many it is 1.96 * 1.2533 / 1.349;
+#: few say little of their own scatter. Found by 200,000 draws of each number. Quartiles, since one slow sample must not
+#: make all the others worthless.
+ERRORS_OF_QUARTILES = {2: 17.9, 3: 4.64, 4: 3.68, 5: 4.69, 6: 3.2, 8: 2.61, 10: 2.47, 16: 2.16, 20: 2.09, 40: 1.94}
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Estimate:
     def of(cls, samples: Sequence[float]) -> "Estimate":
         """samples: at least two, in seconds."""
         low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-        return cls(middle, ERRORS_OF_QUARTILES * (high - low) / len(samples) ** 0.5)
+        known = max(number for number in ERRORS_OF_QUARTILES if number <= len(samples))
+        return cls(middle, ERRORS_OF_QUARTILES[known] * (high - low) / len(samples) ** 0.5)
 
     @property
     def is_measurable(self) -> bool:

@@ -10,7 +10,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,15 +36,25 @@ def capture(take_step: Callable[[], None], num_steps: int, path: Path, device: t
     """
     from torch.profiler import ProfilerActivity, profile
 
-    # Read when the profiler first starts: it tells the terminal of each start, and on CPUs that it finds no GPU.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities) as profiler:
+    with quiet_profiler(), profile(activities=activities) as profiler:
         for _ in range(num_steps):
             with annotated(STEP):
                 take_step()
                 synchronize(device)
     profiler.export_chrome_trace(str(path))
+
+
+@contextmanager
+def quiet_profiler() -> Iterator[None]:
+    """Else it tells the terminal of each start and, on CPUs, that it finds no GPU. It reads this when first started."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """What is said of measured times, and what is not."""
 
+import random
+
 import pytest
 
 from src.profiling.breakdown import of_timings
@@ -50,7 +52,7 @@ def test_where_the_timings_scatter_as_much_as_communication_takes_there_is_no_nu
 def test_the_noise_of_a_median_shrinks_with_the_root_of_the_samples_and_outlives_one_slow_sample():
     few, many = Estimate.of([1.0, 2.0, 3.0]), Estimate.of([1.0, 2.0, 3.0] * 100)
     assert few.seconds == many.seconds == 2.0
-    assert few.noise_seconds == pytest.approx(2 * 1.2533 * 1.0 / 1.349 / 3**0.5)  # quartiles 1.5 and 2.5
+    assert few.noise_seconds == pytest.approx(4.64 * 1.0 / 3**0.5)  # quartiles 1.5 and 2.5
     assert many.noise_seconds < few.noise_seconds / 5
     assert Estimate.of([*[1.0, 2.0, 3.0] * 5, 99.0]).noise_seconds < few.noise_seconds
 
@@ -82,3 +84,11 @@ def test_communication_that_does_not_stand_out_is_no_part_of_its_own():
     assert parts.communication_seconds is None
     assert parts.compute_seconds == pytest.approx((0.30 + 0.29) / 2 + 0.05)
     assert parts.step_seconds == pytest.approx(0.03 + 0.30 + 0.05)
+
+
+@pytest.mark.parametrize("number", [3, 6, 7, 20, 33])
+def test_the_true_median_lies_within_the_noise_in_19_of_20_cases(number: int):
+    draws = random.Random(number)
+    cases = [Estimate.of([draws.gauss(1.0, 0.1) for _ in range(number)]) for _ in range(2000)]
+    inside = sum(abs(case.seconds - 1.0) <= case.noise_seconds for case in cases)
+    assert inside / 2000 > 0.95 - 3 * (0.05 * 0.95 / 2000) ** 0.5  # three standard errors of the count
