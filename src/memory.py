@@ -13,10 +13,20 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+#: By GPU, the highest peak that its allocator was made to forget. Of the process, as the allocator itself is.
+_forgotten: dict[torch.device, int] = {}
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let a GPU's allocator measure a peak anew; `peak_memory_bytes` still knows the one before."""
+    _forgotten[device] = peak_memory_bytes(device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory_bytes(device: torch.device) -> int:
-    """On a GPU the allocator's peak; on a CPU the process's peak resident size (weights, data and libraries alike)."""
+    """So far: on a GPU the allocator's, on a CPU the process's resident size (weights, data and libraries alike)."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return max(torch.cuda.max_memory_allocated(device), _forgotten.get(device, 0))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 

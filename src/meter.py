@@ -6,6 +6,7 @@ seen.
 """
 
 import gc
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from src.memory import forget_peak
+
 #: Called with an operation, its arguments, and what it returned.
 Seen = Callable[[Any, tuple[Any, ...], Any], None]
+
+
+class Waits(threading.local):
+    """Whether this thread waits for a collective, whose backend then copies out of buffers of its own."""
+
+    is_waiting = False
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's base is untyped
@@ -36,7 +45,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         self.sizes: dict[int, int] = {}
         self.watches: dict[int, weakref.ref[Any]] = {}
         self.seen: Seen | None = None
-        self.is_waiting = False  # for a collective, whose backend then copies out of buffers of its own
+        self.waits = Waits()
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -44,7 +53,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         if any(issubclass(kind, Tensor) and is_wrapper(kind) for kind in types):
             return NotImplemented  # let it work on the tensors that it wraps, which come here in their turn
         result = func(*args, **(kwargs or {}))
-        if self.is_waiting:
+        if self.waits.is_waiting:
             return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -61,6 +70,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
 
     def add_storage(self, storage: torch.UntypedStorage) -> None:
         """`add`, or bring up to date what it was counted with."""
+        # torch 2.14: the object in C++ that tensors share; the ones in Python are made anew, and data_ptr() moves.
         key, size = storage._cdata, storage.nbytes()
         known = self.sizes.get(key)
         if known is None:
@@ -86,11 +96,11 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
             return answer
 
         def waited(*arguments: Any, **named: Any) -> Any:
-            before, meter.is_waiting = meter.is_waiting, True
+            before, meter.waits.is_waiting = meter.waits.is_waiting, True
             try:
                 return wait(*arguments, **named)
             finally:
-                meter.is_waiting = before
+                meter.waits.is_waiting = before
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
         dist.Work.wait = waited  # type: ignore[method-assign]
@@ -146,9 +156,10 @@ def storages_inside(tensor: Tensor) -> Iterator[Tensor]:
                 yield from storages_inside(inner)
 
 
-def storage_bytes(owner: Any) -> int:
-    """Bytes of the storages of all tensors that hang on `owner`, each counted once."""
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_of(owner)}
+def storage_bytes(owner: Any, device_type: str | None = None) -> int:
+    """Bytes of the storages of all tensors that hang on `owner`, each counted once. device_type: of those alone."""
+    found = (tensor for tensor in tensors_of(owner) if device_type in (None, tensor.device.type))
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in found}
     return sum(storages.values())
 
 
@@ -176,7 +187,9 @@ class StepPeak:
     """
 
     def __init__(self, owner: Any, device: torch.device, beside: Any = None) -> None:
-        self.owner, self.device, self.beside = owner, device, beside
+        self.owner, self.device = owner, device
+        # Looked at now, since a walk over a data set has no place in a step that is timed.
+        self.beside_bytes = storage_bytes(beside, "cuda") if device.type == "cuda" else 0
         self.steps = 0
         self.meter: StorageMeter | None = None
         self.bytes: int | None = None
@@ -199,9 +212,9 @@ class StepPeak:
 
     @contextmanager
     def allocator_peak(self) -> Iterator[None]:
-        torch.cuda.reset_peak_memory_stats(self.device)
+        forget_peak(self.device)
         yield
-        self.bytes = torch.cuda.max_memory_allocated(self.device) - storage_bytes(self.beside)
+        self.bytes = torch.cuda.max_memory_allocated(self.device) - self.beside_bytes
 
 
 STEPS_SEEN = 2  # an operation takes up to twice as long while storages are followed
