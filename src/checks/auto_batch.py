@@ -6,13 +6,13 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
 from torch import nn
 
 from src.checks.setting import known_setting, num_local_ranks, strategy_class, task_class
+from src.doctor.machine import free_memory_bytes
 from src.errors import Refused
 from src.footprint import NOT_COUNTED, ModelSizes
 from src.parallel.recompute import recompute_activations
@@ -109,17 +109,21 @@ def available_bytes(config: dict[str, Any]) -> float:
         return float(planned) * GIB
     setting, _ = known_setting(config)
     if setting.device_type == "cuda" and task_class(config).ranks == "started":
-        asked = subprocess.run([sys.executable, "-c", ASK_GPUS], capture_output=True, text=True, check=True)
-        return float(asked.stdout)
+        return free_gpu_bytes()
     if setting.device_type == "cuda":
         raise Refused(
             "trainer.micro_batch_size=auto needs to know the planned GPUs' memory. Add task.device_memory_gib=<GiB>."
         )
-    return free_host_bytes() / num_local_ranks(config)
+    return free_memory_bytes() / num_local_ranks(config)
 
 
-def free_host_bytes() -> int:
-    """What the host can give without swapping."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    [kib] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(kib) * 1024
+def free_gpu_bytes() -> int:
+    """Of the GPU that has least. Raises Refused where they can't be asked."""
+    asked = subprocess.run([sys.executable, "-c", ASK_GPUS], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        why = (asked.stderr.strip().splitlines() or ["no word"])[-1]
+        raise Refused(
+            f"trainer.micro_batch_size=auto: the GPUs can't be asked for their free memory ({why})."
+            " Look at task=doctor, or give trainer.micro_batch_size a number."
+        )
+    return int(asked.stdout)

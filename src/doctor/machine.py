@@ -90,12 +90,34 @@ def quota_of(quota: str, period: str) -> float | None:
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process's control group may take; None: no limit."""
-    files = [folder / "memory.max" for folder in cgroup_folders()]
-    for path in [*files, CGROUPS / "memory" / "memory.limit_in_bytes"]:
-        if (text := text_of(path)) is not None:
-            return limit_of(text.strip())
-    return None
+    """Bytes that this process's control group, and those that it lies in, may take; None: no limit."""
+    return min((limit for limit, _ in memory_groups()), default=None)
+
+
+def free_memory_bytes() -> int:
+    """What this process can still be given without swapping, by the machine and by its control groups."""
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a system without /proc: all there is
+    available = meminfo(text_of(Path("/proc/meminfo")) or "").get("MemAvailable", pages)
+    return max(0, min([available, *(limit - taken for limit, taken in memory_groups())]))
+
+
+def memory_groups() -> list[tuple[int, int]]:
+    """(limit, taken), bytes, of each control group that this process lies in and that has a limit."""
+    own = text_of(Path("/proc/self/cgroup")) or ""
+    second = re.search(r"^0::/(.*)$", own, re.MULTILINE)
+    first = re.search(r"^\d+:(?:.*,)?memory(?:,.*)?:/(.*)$", own, re.MULTILINE)
+    found = []
+    for root, inside, limit_name, taken_name in (
+        (CGROUPS, second, "memory.max", "memory.current"),
+        (CGROUPS / "memory", first, "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        folder = root / (inside[1] if inside else "")
+        # A container may see its own group as the root while /proc names it by the host's path.
+        for group in [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]:
+            limit, taken = text_of(group / limit_name), text_of(group / taken_name)
+            if limit is not None and taken is not None and (most := limit_of(limit.strip())) is not None:
+                found.append((most, int(taken)))
+    return found
 
 
 def limit_of(text: str) -> int | None:

@@ -84,3 +84,9 @@ def test_what_is_no_size_is_refused(words: list[str], said: str) -> None:
     _, problems = composed(*words)
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_gpus_that_can_not_be_asked_are_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_batch, "ASK_GPUS", "raise RuntimeError('no NVIDIA driver')")
+    with pytest.raises(Refused, match=r"can't be asked for their free memory \(RuntimeError: no NVIDIA driver\)"):
+        auto_batch.free_gpu_bytes()

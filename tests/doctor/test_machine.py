@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from src.doctor import machine
 from src.doctor.machine import cpu_model, driver_version, inspect_machine, limit_of, meminfo, quota_of
 from src.doctor.network import interfaces, unmatched
 
@@ -64,3 +65,45 @@ def test_interface_names_are_matched_as_nccl_does(wanted: str, missing: list[str
 def test_this_hosts_loopback_is_up() -> None:
     [loopback] = [interface for interface in interfaces() if interface.name == "lo"]
     assert loopback.is_up
+
+
+GIB = 1 << 30
+
+
+def test_the_tightest_group_that_a_process_lies_in_limits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"/proc/self/cgroup": "0::/jobs/mine\n", "/proc/meminfo": f"MemAvailable: {64 * GIB // 1024} kB\n"}
+    written = {
+        "memory.max": "max",
+        "jobs/memory.max": f"{8 * GIB}\n",
+        "jobs/memory.current": f"{5 * GIB}\n",
+        "jobs/mine/memory.max": f"{16 * GIB}\n",
+        "jobs/mine/memory.current": f"{GIB}\n",
+    }
+    assert limits(tmp_path, monkeypatch, own, written) == (8 * GIB, 3 * GIB)
+
+
+def test_version_1_of_control_groups_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {
+        "/proc/self/cgroup": "4:cpu,cpuacct:/x\n3:memory:/docker/ab12\n",
+        "/proc/meminfo": f"MemAvailable: {2 * GIB // 1024} kB\n",
+    }
+    # Inside its container the group is the root, whatever /proc calls it.
+    written = {"memory/memory.limit_in_bytes": f"{4 * GIB}", "memory/memory.usage_in_bytes": f"{GIB}"}
+    assert limits(tmp_path, monkeypatch, own, written) == (4 * GIB, 2 * GIB)
+
+
+def test_without_a_limit_the_machine_is_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"/proc/self/cgroup": "0::/\n", "/proc/meminfo": f"MemAvailable: {2 * GIB // 1024} kB\n"}
+    assert limits(tmp_path, monkeypatch, own, {"memory.max": "max", "memory.current": "1"}) == (None, 2 * GIB)
+
+
+def limits(
+    root: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str], written: dict[str, str]
+) -> tuple[int | None, int]:
+    """(limit, free) of a made-up kernel. own: its files outside of /sys/fs/cgroup. written: those below it."""
+    for name, text in written.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(machine, "CGROUPS", root)
+    monkeypatch.setattr(machine, "text_of", lambda path, real=machine.text_of: own.get(str(path)) or real(path))
+    return machine.memory_limit(), machine.free_memory_bytes()
