@@ -47,7 +47,7 @@ def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place
             log.warning("checkpoint passed over: %s", line)
             add_to_train_log(run_dir, f"checkpoint passed over: {line}")
         try:
-            with forecasting(config, run_dir):
+            with forecasting(config, run_dir, device_type(config)):
                 launch_ranks(config, run_dir, info, in_place)
         except (Failed, Interrupted) as ending:
             with suppress(OSError):  # a full disk may be what the run failed of, and is the better message

@@ -2,11 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import nn
 
 from src.batch import MicroBatch
@@ -16,6 +18,9 @@ from src.plan.trace import trace
 from src.strategies.base import BuildSpec, OptimizerFactory, Setting, Strategy
 
 FORECAST = "forecast.json"  # in the run folder
+LOCK = f"{FORECAST}.lock"  # beside it, held while it is made
+LATE = "it was not ready by the end of the run"
+CRASHED = "the process that makes it was killed (often by the system, out of memory)"
 
 #: Worlds up to this size are traced; the cost grows with the ranks.
 MAX_TRACED_RANKS = 16
@@ -47,15 +52,34 @@ class Forecast:
         return asdict(self)
 
     @classmethod
-    def read(cls, run_dir: Path, patience_seconds: float = 0.0) -> "Forecast | None":
-        """The run's; None where it is not there after a patience of so many seconds."""
+    def read(cls, run_dir: Path, patience_seconds: float = 0.0) -> "Forecast":
+        """The run's; one that only says why, where it is not there after a patience of so many seconds."""
         path, end = run_dir / FORECAST, time.monotonic() + patience_seconds
-        while not path.exists():
-            if time.monotonic() >= end:
-                return None
+        while not path.exists() and not has_crashed(run_dir) and time.monotonic() < end:
             time.sleep(0.02)
+        if not path.exists():
+            return cls({}, None, CRASHED if has_crashed(run_dir) else LATE)
         found = json.loads(path.read_text())
         return cls({int(rank): peak for rank, peak in found["peaks"].items()}, found["method"], found["reason"])
+
+
+@contextmanager
+def being_made(run_dir: Path) -> Iterator[Path]:
+    """While the block runs, which is to publish it, `has_crashed` is false; yields the file to write it in."""
+    with FileLock(run_dir / LOCK):
+        yield run_dir / f"{FORECAST}.partial"
+    (run_dir / LOCK).unlink()
+
+
+def has_crashed(run_dir: Path) -> bool:
+    """Whether who made the forecast has left without one: the lock goes with its process, however that ends."""
+    if not (run_dir / LOCK).exists():
+        return False
+    try:
+        with FileLock(run_dir / LOCK, blocking=False):
+            return not (run_dir / FORECAST).exists()
+    except Timeout:
+        return False
 
 
 def forecast(
@@ -92,18 +116,18 @@ def why_no_trace(strategy: type[Strategy], world_size: int) -> str | None:
     return None
 
 
-def compared(made: Forecast | None, measured: Sequence[int | None]) -> dict[str, Any]:
+def compared(made: Forecast, measured: Sequence[int | None]) -> dict[str, Any]:
     """Forecast and measurement, for summary.json. measured: bytes a rank, None where a rank took no step.
 
     error: of the fullest rank, relative to what was measured; positive where too much was expected.
     """
-    predicted = None if made is None else made.peak
+    predicted = made.peak
     peaks = [peak for peak in measured if peak is not None]
     error = None if predicted is None or not peaks else (predicted - max(peaks)) / max(peaks)
     return {
         "predicted_bytes": predicted,
         "measured_bytes": list(measured),
         "error": None if error is None else round(error, 4),
-        "method": None if made is None else made.method,
-        "reason": "there was none by the end of the run" if made is None else made.reason,
+        "method": made.method,
+        "reason": made.reason,
     }

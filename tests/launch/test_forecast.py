@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from src.launch.folder import is_claimed
+from src.plan.forecast import CRASHED, FORECAST, LATE, LOCK, Forecast, being_made
 from tests.command import REPOSITORY, TRAIN, environment, summary, train
 from tests.processes import end_session, survivors, wait_until
 
@@ -78,10 +79,36 @@ def test_it_goes_with_a_parent_that_is_killed(tmp_path: Path, request: pytest.Fi
     assert wait_until(lambda: not is_claimed(tmp_path / "out"), 20)
 
 
-def test_what_it_leaves_is_plain_json(tmp_path: Path) -> None:
-    from src.plan.forecast import FORECAST, Forecast
+def test_late_and_killed_are_told_apart(tmp_path: Path) -> None:
+    assert Forecast.read(tmp_path).reason == LATE
+    maker = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"""
+import time
+from pathlib import Path
+from src.plan.forecast import being_made
+with being_made(Path({str(tmp_path)!r})):
+    time.sleep(100)
+""",
+        ],
+        cwd=REPOSITORY,
+    )
+    try:
+        assert wait_until(lambda: (tmp_path / LOCK).exists(), 60)
+        assert Forecast.read(tmp_path, patience_seconds=0.2).reason == LATE
+    finally:
+        maker.kill()
+        maker.wait()
+    assert Forecast.read(tmp_path, patience_seconds=30.0).reason == CRASHED
 
+
+def test_what_it_leaves_is_plain_json(tmp_path: Path) -> None:
     made = Forecast({0: 10, 4: 12}, "trace")
     (tmp_path / FORECAST).write_text(json.dumps(made.as_dict()))
     assert Forecast.read(tmp_path) == made
     assert made.peak == 12
+    with being_made(tmp_path):  # of the next one, while this one stands
+        assert Forecast.read(tmp_path) == made
+    assert not (tmp_path / LOCK).exists()
