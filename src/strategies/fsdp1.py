@@ -87,6 +87,11 @@ class FSDP1(AutogradStrategy):
             use_orig_params=True,
         )
 
+    def imagined(self) -> "FSDP1":
+        from src.strategies.fsdp1_imagined import ImaginedFSDP1
+
+        return ImaginedFSDP1(self.min_unit_parameters, self.sync_each_microbatch)
+
     def compute_context(self) -> AbstractContextManager[None]:
         return nullcontext()  # the wrapper's mixed precision casts
 
