@@ -34,7 +34,7 @@ def imagined(world: World) -> Iterator[None]:
             # FSDP1 compares the addresses of storages, which fake ones don't have; it goes on without.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             stack.enter_context(conversion_by_replacement())
-            stack.enter_context(real_meshes())
+            stack.enter_context(apart_from_the_modes())
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(AnyValue())  # type: ignore[no-untyped-call]
             yield
@@ -84,9 +84,17 @@ def converted(tensor: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 @contextmanager
-def real_meshes() -> Iterator[None]:
-    """Device meshes are made of numbers that are read, so what makes them works outside of the modes."""
+def apart_from_the_modes() -> Iterator[None]:
+    """What is no part of a step works outside of the modes: device meshes, made of numbers that are read, and DTensor's
+    questions to itself.
+
+    It learns an operation's shapes from the operation itself, on fake tensors of the whole, not this rank's part, which
+    a real step has no memory for: a meter must not see them.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator  # 0.4 s, which only a trace pays
+
     makers: list[tuple[Any, str]] = [(mesh, "init_device_mesh")]
+    makers += [(ShardingPropagator, "_propagate_tensor_meta_non_cached")]
     makers += [(DeviceMesh, name) for name in ("__init__", "__getitem__", "_flatten", "_concatenate")]
     originals = [vars(owner)[name] for owner, name in makers]
     for (owner, name), original in zip(makers, originals, strict=True):

@@ -11,6 +11,9 @@ from tests.composing import composed
 from tests.workers import Pool
 
 GPT = ["model=gpt_tiny", "trainer.micro_batch_size=2"]
+#: More logits than all else, and a head that is a unit of its own for FSDP1.
+WORDS = ["model=gpt_tiny", "data=synthetic_tokens", "data.vocab_size=16000", "data.sequence_length=32"]
+WORDS += ["model.layers=2", "trainer.micro_batch_size=8"]
 #: Bars of the project: the median error, the largest. Of a trace they are met with room to spare.
 BAR = 0.03
 
@@ -83,7 +86,9 @@ def experiment_of(num_ranks: int, *words: str) -> dict[str, Any]:
         (2, ["strategy=fsdp", *GPT]),
         (2, ["strategy=fsdp", "sharding=zero2", *GPT, "trainer.activation_checkpointing=full"]),
         (2, ["strategy=fsdp1", *GPT]),
+        (2, ["strategy=fsdp1", "sharding=zero2", *WORDS]),
         (2, ["strategy=tp", *GPT, "precision=bf16"]),
+        (2, ["strategy=tp", *WORDS]),
         (2, ["strategy=pp", *GPT, "trainer.accumulate=2"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
