@@ -30,7 +30,7 @@ NONE = Part(0, "none")
 
 
 class Interval(NamedTuple):
-    """A stretch of backward, up to the moment when one parameter's gradient is there; the first has forward in it.
+    """A stretch of backward, up to the moment when one parameter's gradient is there.
 
     activations: the most bytes alive in it beside weights, batch and the gradients finished before it. left: those
     alive when it ends, without the new gradient. parameter: of which the gradient comes, in elements. unit: which of
@@ -56,6 +56,8 @@ class ModelSizes:
     weight_copies among them: the 16-bit copies that autocast makes and backward needs. logits: what output and loss
     hold beyond. output: what the part gives; stream: what a unit gives to the next. backward: in its order.
     optimizer_slots: states of a parameter's shape. flops: of a forward and a backward, without recomputation.
+    in_forward: the most alive in it beside weights and batch. in_loss: from there until the output's gradient is there,
+    and after_loss then; 0: no more than `backward` says.
     """
 
     parameters: tuple[tuple[int, int | None], ...]
@@ -70,6 +72,9 @@ class ModelSizes:
     backward: tuple[Interval, ...]
     optimizer_slots: int
     flops: int
+    in_forward: int = 0
+    in_loss: int = 0
+    after_loss: int = 0
 
     @cached_property
     def num_parameters(self) -> int:
@@ -97,7 +102,13 @@ class ModelSizes:
     @cached_property
     def most_activations(self) -> int:
         """The most that is alive at once beside weights, batch and finished gradients."""
-        return max((interval.activations for interval in self.backward), default=self.activations + self.logits)
+        backward = max((interval.activations for interval in self.backward), default=self.activations + self.logits)
+        return max(self.in_forward, self.in_loss, backward)
+
+    @cached_property
+    def before_gradients(self) -> int:
+        """The most that is alive until the first gradient is there."""
+        return max(self.in_forward, self.in_loss, self.backward[0].activations)
 
 
 @dataclass(frozen=True)

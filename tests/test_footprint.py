@@ -111,10 +111,11 @@ def test_deferring_the_reduction_adds_a_full_copy_of_the_gradients() -> None:
     once = footprint("fsdp", "zero3", "bf16", 8, accumulate=4, sync_each_microbatch=False)
     assert each.gradients.bytes == 4 * MILLION // 8
     assert once.gradients.bytes == 4 * MILLION
-    # While gradients are reduced: fp32 buffer 4, bf16 gradients 2, shards of earlier micro-batches 4 / 8; or buffer 4,
-    # whole fp32 gradients 4 instead of both, the result 4 / 8. Beside weights and moments 12 / 8, and four batches.
-    assert each.peak.bytes == (12 + 4) * MILLION // 8 + (4 + 2) * MILLION + 400
-    assert once.peak.bytes == (12 + 4) * MILLION // 8 + (4 + 4) * MILLION + 400
+    # When the next micro-batch begins: gathered into a buffer 2, and out of it 2, while the fp32 buffer of the last
+    # reduction is still there, 4, and the output, 400; shards of earlier micro-batches 4 / 8. Or in the reduction: buffer
+    # 4, whole fp32 gradients 4, the result 4 / 8, the 1000 left. Beside weights and moments 12 / 8, and four batches.
+    assert each.peak.bytes == (12 + 4) * MILLION // 8 + (2 + 2 + 4) * MILLION + 400
+    assert once.peak.bytes == (12 + 4) * MILLION // 8 + (4 + 4) * MILLION + 1000 + 400
     # And it is what saves traffic: one reduction instead of four.
     assert each.traffic["reduce_scatter"].bytes == 4 * once.traffic["reduce_scatter"].bytes
 

@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from src.batch import MicroBatch
 from src.footprint import Interval, ModelSizes
 from src.meter import StorageMeter
-from src.objective import cross_entropy_sum
 from src.plan.flops import flops_of
 from src.precision import Precision
 from src.strategies.base import OptimizerFactory
@@ -121,6 +120,7 @@ class Walk:
         self.flops = 0
         self.copies: Watches = {}
         self.in_forward = True
+        self.in_loss = self.after_loss = 0
         self.marks: dict[int, Mark] = {}
         self.stream = 0
         for run in runs:
@@ -162,11 +162,18 @@ class Walk:
         self.after_forward, self.output = meter.current - self.base, output.nbytes
         self.watches, self.alive = dict(meter.watches), dict(meter.sizes)
         meter.peak = meter.current
-        root = cross_entropy_sum(output, batch.targets) if self.part.is_last else output
+        root = self.part.loss(output, batch.targets) if self.part.is_last else output
         self.after_loss = meter.current - self.base
         self.in_forward = False
+        output.register_hook(self.begin)
         # The output stays: whoever takes the step has a name for it until backward is over.
         torch.autograd.backward(root, torch.empty_like(root))
+
+    def begin(self, gradient: Tensor) -> None:
+        """The output's gradient is there."""
+        meter = self.meter
+        self.in_loss, self.after_loss = meter.peak - self.base, meter.current - self.base
+        meter.peak = meter.current
 
     def finish(self, parameter: Tensor) -> None:
         """A gradient is there."""
@@ -181,7 +188,7 @@ class Walk:
 
     def sizes(self, optimizer_slots: int) -> ModelSizes:
         """With the units that were passed over."""
-        activations, flops, most = self.after_forward, self.flops, self.most_in_forward
+        activations, flops, in_forward = self.after_forward, self.flops, self.most_in_forward
         copies, backward = self.bytes_of(self.copies), self.intervals
         for run in self.runs:
             if len(run) > WALKED:
@@ -190,11 +197,11 @@ class Walk:
                 new = {key: watch for key, watch in after.watches.items() if before.watches.get(key) is not watch}
                 kept = self.bytes_of(new)
                 activations += more * kept
-                most += more * (after.alive - before.alive)
+                in_forward += more * (after.alive - before.alive)
                 flops += more * (after.flops - before.flops)
                 copies += more * self.bytes_of({key: w for key, w in self.copies.items() if new.get(key) is w})
                 backward = repeated(backward, run, kept)
-        backward = [backward[0]._replace(activations=max(most, backward[0].activations)), *backward[1:]]
+        passed_over = activations - self.after_forward
         trained = sum(interval.parameter for interval in backward)
         loss = self.after_loss - self.after_forward
         output = self.output if self.part.is_last else 0
@@ -211,6 +218,9 @@ class Walk:
             backward=tuple(backward),
             optimizer_slots=optimizer_slots,
             flops=3 * flops,  # backward multiplies twice for each multiplication of forward
+            in_forward=in_forward,
+            in_loss=self.in_loss + passed_over,
+            after_loss=self.after_loss + passed_over,
         )
 
     def bytes_of(self, watches: Watches) -> int:

@@ -54,7 +54,7 @@ def flat_partitions(sizes: ModelSizes, setting: Setting, options: Mapping[str, A
     partition = element * sizes.trained // ranks
     before = partition if setting.accumulate > 1 else 0
     # The buckets come with the first gradient; each is flattened when it is full, and the last at the end.
-    in_backward = sizes.backward[0].activations + before
+    in_backward = sizes.before_gradients + before
     filled = done = 0
     for interval, earlier in zip(sizes.backward[1:], sizes.backward, strict=False):
         filled += element * earlier.parameter

@@ -8,13 +8,14 @@ are their own masters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from src.footprint import FP32_BYTES, NONE, Footprint, ModelSizes, Part
+from src.objective import cross_entropy_sum
 
 if TYPE_CHECKING:
     from src.strategies.base import Setting
@@ -29,13 +30,15 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # an element of what is co
 class ModelPart:
     """What one rank computes with, on the meta device. units: of `model`, in forward's order.
 
-    inputs: what another stage gives it; None: it takes the samples. is_last: its output are the logits.
+    inputs: what another stage gives it; None: it takes the samples. is_last: its output are the logits, of which, and
+    of the targets, `loss` is made.
     """
 
     model: nn.Module
     units: Sequence[nn.Module]
     inputs: Tensor | None = None
     is_last: bool = True
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
 
     @property
     def is_first(self) -> bool:
@@ -186,7 +189,7 @@ def gradients_as_they_come(sizes: ModelSizes, setting: Setting) -> int:
     """The most of activations and fp32 gradients that are made one by one, and stay for the next micro-batch."""
     if setting.accumulate > 1:
         return sizes.most_activations + FP32_BYTES * sizes.trained
-    done = most = 0
+    done, most = 0, sizes.before_gradients
     for interval in sizes.backward:
         most = max(most, interval.activations + FP32_BYTES * done)
         done += interval.parameter

@@ -63,11 +63,12 @@ class TensorParallel(AutogradStrategy):
 
     @classmethod
     def part(cls, model: nn.Module, example: Tensor, setting: Setting, world_rank: int = 0) -> ModelPart:
-        from src.parallel.narrow import narrowed
+        from src.parallel.narrow import narrowed, objective
 
-        arguments = setting.arguments
-        narrowed(model, arguments.get("tp", 2), arguments.get("sequence_parallel", False))
-        return super().part(model, example, setting, world_rank)
+        degree, sequence_parallel = setting.arguments.get("tp", 2), setting.arguments.get("sequence_parallel", False)
+        loss = objective(model, sequence_parallel)
+        narrowed(model, degree, sequence_parallel)
+        return replace(super().part(model, example, setting, world_rank), loss=loss)
 
     @classmethod
     def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:

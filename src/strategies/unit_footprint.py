@@ -2,8 +2,8 @@
 
 Read in torch/distributed/fsdp/_fully_shard: a gathering goes into a buffer, and is copied out of it into whole weights;
 in backward the next unit is gathered while the current one computes; a finished unit's gradients are copied into an
-fp32 buffer, which stays until the next unit's; what is in no unit (embedding, head) is gathered all the time, and its
-gradients wait for the end of backward.
+fp32 buffer, which stays until the next unit's; what is in no unit (embedding, head) is gathered for all of forward and,
+once the output's gradient is there, for all of backward, whose end its gradients wait for.
 """
 
 from collections import Counter
@@ -42,7 +42,9 @@ class UnitWalk:
             if interval.unit is not None and (place < 0 or interval.unit != self.order[place]):
                 place, current = place + 1, 0
             waiting = self.element * (rest + current) + self.reduced(finished)
-            self.see(interval.activations, self.gathering(place) + self.reducing(place - 1), waiting)
+            is_done = place >= 0 and not remaining[self.order[place]]  # then nothing but what is in no unit computes
+            gathered = self.gathered + self.next(place) if is_done else self.gathering(place)
+            self.see(interval.activations, gathered + self.reducing(place if is_done else place - 1), waiting)
             if interval.unit is None:
                 rest += interval.parameter
                 continue
@@ -50,29 +52,39 @@ class UnitWalk:
             remaining[interval.unit] -= 1
             if not remaining[interval.unit]:
                 self.gathered -= self.element * self.unit(place) if self.keeps else 0
-                self.reduce(interval.left, self.gathered + self.next(place), rest, current, finished)
+                gathered = self.gathered + self.next(place)
+                self.reduce(interval.left, gathered, rest, current, finished, interval.unit)
                 finished += current
                 current = 0
-        self.reduce(0, 0, 0, rest, finished)
+        # The output stays until backward is over.
+        self.reduce(self.sizes.backward[-1].left, 0, 0, rest, finished, None)
 
     def forward(self) -> None:
-        """What is in no unit, in the buffer it is gathered into and out of it; the last unit, and the one before."""
+        """What is in no unit, in the buffer it is gathered into and out of it; the last unit, and the one before.
+
+        While the loss is worked out nothing is gathered, if it does not stay.
+        """
+        sizes, earlier = self.sizes, self.reduced(0) + self.reducing(-1)
+        self.see(sizes.in_forward, self.gathered, earlier)
+        frees = not self.keeps and self.ranks > 1
+        self.see(sizes.in_loss, 0 if frees else self.gathered, earlier)
         if self.ranks == 1:
             return
-        self.see(0, 2 * self.rest, self.reduced(0))
+        self.see(sizes.after_loss if frees else sizes.output * self.accumulates, 2 * self.rest, earlier)
         if self.order:
             last = self.element * self.unit(0)
             kept = self.gathered if self.keeps else self.rest + last
-            before = self.sizes.activations * (len(self.order) - 1) // len(self.order)
-            self.see(before, kept + last + self.element * self.unit(1), self.reduced(0))
+            before = sizes.activations * (len(self.order) - 1) // len(self.order)
+            self.see(before, kept + last + self.element * self.unit(1), earlier)
 
-    def reduce(self, activations: int, gathered: int, rest: int, current: int, finished: int) -> None:
-        """A unit's gradients are copied into an fp32 buffer, and reduced when they are gone themselves."""
+    def reduce(self, activations: int, gathered: int, rest: int, current: int, finished: int, unit: int | None) -> None:
+        """A unit's gradients are copied into an fp32 buffer, and reduced when all but the last are gone."""
         waiting = self.element * rest + self.reduced(finished)
         buffer, result = FP32_BYTES * current, FP32_BYTES * current // self.ranks
         own = 0 if self.deferred else self.element * current  # else counted in `reduced`
         self.see(activations, gathered + buffer, waiting + own)
-        self.see(activations, gathered + buffer, waiting + result)
+        last = [size for size, other in self.sizes.parameters if other == unit][-1:] if self.ranks > 1 else []
+        self.see(activations, gathered + buffer, waiting + result + min(own, self.element * sum(last)))
 
     def unit(self, place: int) -> int:
         """Elements of the unit at a place of backward's order; 0 beyond its ends."""
@@ -89,7 +101,10 @@ class UnitWalk:
         return self.gathered + self.element * self.unit(place) + self.next(place)
 
     def reducing(self, place: int) -> int:
-        """The fp32 buffer of a unit's gradients, which stays until the next one's."""
+        """The fp32 buffer of a unit's gradients, which stays until the next one's; until the first one's, that of what
+        is in no unit, from the micro-batch before."""
+        if place < 0:
+            return FP32_BYTES * self.sizes.rest if self.accumulates and not self.deferred else 0
         return FP32_BYTES * self.unit(place)
 
     def reduced(self, finished: int) -> int:

@@ -17,6 +17,7 @@ from src.models.gpt import GPT
 from src.models.mlp import MLP
 from src.parallel.recompute import recompute_activations
 from src.plan.formula import example, fullest, plan
+from src.plan.trace import trace
 from src.precision import Precision
 from src.sharding import Sharding
 from src.strategies.base import BuildSpec, Setting, Strategy
@@ -39,6 +40,9 @@ MODELS: dict[str, tuple[Any, Data]] = {
     "gpt": (partial(GPT, 256, 64, 3, 128, 4), SyntheticTokens(256, 64, 8, 8)),
     "wide": (partial(GPT, 256, 16, 3, 256, 4), SyntheticTokens(256, 16, 8, 8)),
     "words": (partial(GPT, 4096, 32, 2, 128, 4), SyntheticTokens(4096, 32, 8, 8)),
+    # Whose table and head are units of FSDP1's each, and which has layers for eight stages.
+    "many words": (partial(GPT, 16000, 32, 2, 128, 8), SyntheticTokens(16000, 32, 8, 8)),
+    "deep words": (partial(GPT, 8000, 32, 8, 128, 8), SyntheticTokens(8000, 32, 8, 8)),
 }
 
 #: ranks, strategy, sharding, model, micro-batch, and what else differs from fp32 without accumulation.
@@ -75,6 +79,22 @@ DEEPSPEED: list[Case] = [
     (2, "deepspeed", "zero3", "words", 8, {}),
     (2, "deepspeed", "zero3", "cnn", 8, {}),
     (1, "deepspeed", "zero3", "gpt", 4, {}),
+]
+#: Of worlds that a trace can imagine, where the head outweighs the layers.
+IMAGINED: list[Case] = [
+    (2, "fsdp", "zero3", "words", 8, {}),
+    (2, "fsdp", "zero3", "many words", 1, BF16),
+    (2, "fsdp", "zero3", "many words", 1, {"accumulate": 2}),
+    (2, "fsdp", "zero2", "words", 8, BF16),
+    (8, "fsdp", "zero3", "many words", 8, {}),
+    (2, "fsdp1", "zero3", "many words", 8, {}),
+    (2, "fsdp1", "zero3", "many words", 1, {}),
+    (2, "fsdp1", "zero2", "many words", 8, BF16),
+    (8, "tp", "none", "many words", 8, {"arguments": {"tp": 8}}),
+    (8, "tp", "none", "many words", 1, {**BF16, "arguments": {"tp": 8}}),
+    (8, "tp", "none", "many words", 8, {"arguments": {"tp": 8, "sequence_parallel": True}}),
+    (2, "pp", "none", "deep words", 2, {"accumulate": 4, "arguments": {"pp": 2, "schedule": "gpipe"}}),
+    (4, "pp", "none", "deep words", 2, {"accumulate": 8, "arguments": {"pp": 4, "schedule": "interleaved_1f1b"}}),
 ]
 
 
@@ -150,6 +170,25 @@ def test_deepspeed_which_nothing_can_trace_is_within_twelve(pool: Any) -> None:
     errors = [error(pool, case) for case in DEEPSPEED]
     assert max(errors) <= 0.12
     assert median(errors) <= 0.03
+
+
+@pytest.mark.parametrize("case", IMAGINED, ids=str)
+def test_a_large_head_is_counted_once_and_only_while_it_is_there(case: Case) -> None:
+    kind, make_model, data, setting = parts(case)
+    spec = BuildSpec(
+        World(0, case[0], 0, case[0], is_imagined=True),
+        Precision(setting.precision),
+        setting.sharding,
+        setting.micro_batch_size,
+        setting.accumulate,
+    )
+    for planned in plan(kind, make_model, adamw, data, setting):
+        strategy = kind(**setting.arguments)
+        traced = trace(
+            strategy, make_model, adamw, spec, lambda: example(data, setting.micro_batch_size), planned.world_rank
+        )
+        # The project's bar.
+        assert planned.footprint.peak.bytes == pytest.approx(traced.peak, rel=0.08)
 
 
 def test_a_data_parallel_rank_is_predicted_to_a_tenth_of_a_per_cent(pool: Any) -> None:
