@@ -1,5 +1,7 @@
 """Every part of a footprint against arithmetic by hand, for a model of 10^6 parameters without units (ME-01)."""
 
+from dataclasses import replace
+
 import pytest
 
 from src.footprint import Footprint, Interval, ModelSizes
@@ -7,6 +9,7 @@ from src.sharding import Sharding
 from src.strategies.base import Setting, Strategy
 from src.strategies.ddp import DDP
 from src.strategies.deepspeed import DeepSpeed
+from src.strategies.footprint import shares_of
 from src.strategies.fsdp import FSDP2
 
 MILLION = 1_000_000
@@ -112,12 +115,22 @@ def test_deferring_the_reduction_adds_a_full_copy_of_the_gradients() -> None:
     assert each.gradients.bytes == 4 * MILLION // 8
     assert once.gradients.bytes == 4 * MILLION
     # When the next micro-batch begins: gathered into a buffer 2, and out of it 2, while the fp32 buffer of the last
-    # reduction is still there, 4, and the output, 400; shards of earlier micro-batches 4 / 8. Or in the reduction: buffer
-    # 4, whole fp32 gradients 4, the result 4 / 8, the 1000 left. Beside weights and moments 12 / 8, and four batches.
+    # reduction is still there, 4, and the output, 400; shards of earlier micro-batches 4 / 8. Or in the reduction:
+    # buffer 4, whole fp32 gradients 4, the result 4 / 8, the 1000 left. Beside: weights, moments 12 / 8, four batches.
     assert each.peak.bytes == (12 + 4) * MILLION // 8 + (2 + 2 + 4) * MILLION + 400
     assert once.peak.bytes == (12 + 4) * MILLION // 8 + (4 + 4) * MILLION + 1000 + 400
     # And it is what saves traffic: one reduction instead of four.
     assert each.traffic["reduce_scatter"].bytes == 4 * once.traffic["reduce_scatter"].bytes
+
+
+def test_hybrid_ranks_share_a_copy_within_their_machine() -> None:
+    # 16 data ranks on machines of 8: weights, 4 x 10^6 bytes, / 8; with tp=2 a machine has 4 data ranks.
+    whole = Setting("fsdp", {}, 16, 16, "cuda", "fp32", Sharding("hybrid"), 1, 1, None)
+    machines = replace(whole, local_size=8)
+    assert FSDP2.footprint(model(), whole).parameters.bytes == 4 * MILLION // 16
+    assert FSDP2.footprint(model(), machines).parameters.bytes == 4 * MILLION // 8
+    assert shares_of(replace(machines, arguments={"tp": 2}, data_parallel_size=8)).parameters == 4
+    assert shares_of(replace(machines, sharding=Sharding("hybrid", shard_size=2))).parameters == 2
 
 
 def test_traffic_of_a_step_in_bytes_by_collective() -> None:

@@ -131,8 +131,15 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         activation_checkpointing=config["trainer"]["activation_checkpointing"],
         optimizer=config["optimizer"],
         data=config["data"],
+        local_size=attempt(ranks_of_a_machine, config, otherwise=None),
     )
     return setting, list(dict.fromkeys(unknowns))
+
+
+def ranks_of_a_machine(config: dict[str, Any]) -> int | None:
+    """Of the ranks that torchrun has started; None where all are on one machine, as those that we start are."""
+    ranks = torchrun_ranks() if task_class(config).ranks == "started" else None
+    return None if ranks is None else ranks.local_size
 
 
 def num_local_ranks(config: dict[str, Any]) -> int:

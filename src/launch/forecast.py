@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from src.checks.setting import num_ranks, task_class
+from src.checks.setting import num_ranks, ranks_of_a_machine, task_class
 from src.control import Control
 from src.plan.forecast import FORECAST, LOCK, Forecast, being_made, forecast
 from src.run import build
@@ -87,7 +87,7 @@ def end_with(parent: int) -> None:
 def forecast_of(config: dict[str, Any], run_dir: Path) -> Forecast:
     """The forecast of the experiment that `config` describes."""
     ranks = num_ranks(config)
-    world = World(0, ranks, 0, ranks, is_imagined=True)
+    world = World(0, ranks, 0, ranks_of_a_machine(config) or ranks, is_imagined=True)
     control = Control(world, config["launch"]["timeout_seconds"], None, None)
     experiment = build(config, run_dir, {}, world, SilentReporter(), control)
     return forecast(

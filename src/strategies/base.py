@@ -91,6 +91,7 @@ class Setting:
     """What a strategy's own rules may look at: plain values of the experiment, before anything is built.
 
     arguments, optimizer, data: the nodes' own keys and values. data_parallel_size: ranks that read different samples.
+    local_size: ranks of one machine; None: all of them.
     """
 
     strategy_name: str
@@ -106,6 +107,7 @@ class Setting:
     activation_checkpointing: str = "none"
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    local_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ are their own masters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -55,10 +56,11 @@ class Shares(NamedTuple):
 
 
 def shares_of(setting: Setting) -> Shares:
-    """By the sharding's level. hybrid: of its shard_size, or the data ranks (of one machine)."""
+    """By the sharding's level. hybrid: of its shard_size, or the data ranks of one machine, as `make_mesh` has it."""
     ranks = setting.data_parallel_size
     if setting.sharding.level == "hybrid":
-        ranks = setting.sharding.shard_size or ranks
+        in_machine = (setting.local_size or setting.world_size) // int(setting.arguments.get("tp", 1))
+        ranks = setting.sharding.shard_size or math.gcd(ranks, max(1, in_machine))
     return {
         "none": Shares(),
         "zero1": Shares(optimizer=ranks),
