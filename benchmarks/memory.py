@@ -50,7 +50,7 @@ RANKS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Row:
-    """One combination, in bytes of the fullest rank. is_bf16_convolution: its kernels allocate unseen on CPUs."""
+    """One combination, in bytes of the fullest rank. formula: what the formulas expect, whatever the forecast is by."""
 
     model: str
     way: str
@@ -58,6 +58,11 @@ class Row:
     expected: int
     measured: int
     method: str
+    formula: int
+
+    @property
+    def formula_error(self) -> float:
+        return (self.formula - self.measured) / self.measured
 
     @property
     def error(self) -> float:
@@ -121,6 +126,17 @@ def expected_peak(config: dict[str, Any], ranks: int) -> tuple[int, str]:
     return found.peak, found.method
 
 
+def formula_peak(config: dict[str, Any], ranks: int) -> int:
+    """By the closed formulas alone."""
+    from src.plan.formula import fullest, plan
+    from src.world import World
+
+    made = parts(World(0, ranks, 0, ranks, is_imagined=True), config)
+    return fullest(
+        plan(type(made.strategy), made.make_model, made.optimizer, made.data, made.setting)
+    ).footprint.peak.bytes
+
+
 def parts(world: Any, config: dict[str, Any]) -> Any:
     from src.control import Control
     from src.run import build
@@ -136,11 +152,8 @@ def walk(pool: Pool, every: int) -> Iterator[Row]:
         if problems:
             continue
         measured = int(max(pool.run(ranks, measured_peak, config)))
-        yield Row(model, way, tuple(words), *reordered(expected_peak(config, ranks), measured))
-
-
-def reordered(expected: tuple[int, str], measured: int) -> tuple[int, int, str]:
-    return expected[0], measured, expected[1]
+        expected, method = expected_peak(config, ranks)
+        yield Row(model, way, tuple(words), expected, measured, method, formula_peak(config, ranks))
 
 
 def summary(rows: list[Row]) -> list[str]:
@@ -148,12 +161,19 @@ def summary(rows: list[Row]) -> list[str]:
     by_way: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_way[row.way].append(row)
-    lines = ["| strategy | combinations | by | median error | largest |", "|---|---|---|---|---|"]
+    lines = ["| strategy | combinations | forecast by | median error | largest | formula: median | largest |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for way, found in [*by_way.items(), ("all", rows)]:
         errors = [abs(row.error) for row in found]
         methods = "/".join(sorted({row.method for row in found}))
-        lines.append(f"| {way} | {len(found)} | {methods} | {statistics.median(errors):.1%} | {max(errors):.1%} |")
+        cells = [way, str(len(found)), methods, *middle_and_most(errors)]
+        cells += middle_and_most([abs(row.formula_error) for row in found])
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def middle_and_most(errors: list[float]) -> list[str]:
+    return [f"{statistics.median(errors):.1%}", f"{max(errors):.1%}"]
 
 
 def main() -> None:
@@ -165,7 +185,9 @@ def main() -> None:
         rows.append(row)
         late = f"  OVER {row.bar:.0%}" if row.is_over else ""
         print(
-            f"{row.error:+7.2%} {row.measured / 2**20:9.2f} MiB {row.method:8} {' '.join(row.words)}{late}", flush=True
+            f"{row.error:+7.2%} {row.measured / 2**20:9.2f} MiB {row.method:8} formula {row.formula_error:+7.2%}",
+            f"{' '.join(row.words)}{late}",
+            flush=True,
         )
     pool.close()
     print("\n".join(summary(rows)))
