@@ -72,7 +72,7 @@ def cut_table(table: nn.Embedding, stream: Placement, degree: int) -> None:
             return lessen(embed(tensor, table.weight, rows), stream, degree)
         return score(enlarge(tensor, stream, degree))
 
-    table.forward = forward  # type: ignore[method-assign]
+    table.forward = forward  # type: ignore[method-assign,assignment]
 
 
 def take(module: nn.Module, layouts: Any, degree: int) -> None:

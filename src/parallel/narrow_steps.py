@@ -43,7 +43,8 @@ def resized(tensor: Tensor, dim: int, degree: int, is_larger: bool) -> Tensor:
 
 def embed(tokens: Tensor, table: Tensor, num_rows: int) -> Tensor:
     """Vectors of a table of which this is one rank's part, of so many rows in all."""
-    return Embedded.apply(tokens, table, num_rows)
+    vectors: Tensor = Embedded.apply(tokens, table, num_rows)
+    return vectors
 
 
 class Embedded(torch.autograd.Function):
@@ -64,7 +65,8 @@ class Embedded(torch.autograd.Function):
 
 def split_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """The summed cross-entropy of a rank's part of the logits under torch's `loss_parallel`, scalar."""
-    return SplitLoss.apply(logits.float().flatten(0, -2))
+    loss: Tensor = SplitLoss.apply(logits.float().flatten(0, -2))
+    return loss
 
 
 class SplitLoss(torch.autograd.Function):
@@ -73,7 +75,7 @@ class SplitLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         shifted = logits - logits.amax(-1, keepdim=True)
-        result = shifted - shifted.exp().sum(-1, keepdim=True)
+        result: Tensor = shifted - shifted.exp().sum(-1, keepdim=True)
         ctx.save_for_backward(result)
         return result.sum()
 
