@@ -68,6 +68,11 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         if tensor.layout is torch.strided and tensor.device.type != "meta" and not is_wrapper(type(tensor)):
             self.add_storage(tensor.untyped_storage())
 
+    def add_all(self, tensors: Iterable[Tensor]) -> None:
+        """Each of them; afterwards nothing here holds any."""
+        for tensor in list(tensors):
+            self.add(tensor)
+
     def add_storage(self, storage: torch.UntypedStorage) -> None:
         """`add`, or bring up to date what it was counted with."""
         # torch 2.14: the object in C++ that tensors share; the ones in Python are made anew, and data_ptr() moves.
@@ -172,8 +177,7 @@ def metered(owner: Any, seen: Seen | None = None, meter: StorageMeter | None = N
     """
     meter = StorageMeter() if meter is None else meter
     meter.seen = seen
-    for tensor in list(tensors_of(owner)):
-        meter.add(tensor)
+    meter.add_all(tensors_of(owner))
     meter.peak = meter.current
     with meter:
         yield meter

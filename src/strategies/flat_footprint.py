@@ -76,8 +76,8 @@ def flat_walk(sizes: ModelSizes, setting: Setting, ranks: int) -> tuple[int, int
             # Its pieces and the whole; then in fp32, where it was not.
             together = max(2 * element, element + FP32_BYTES * (element == 2)) * own
             shard = FP32_BYTES * own // ranks
-            waiting = element * sum(done.values()) + shards + shard
-            most = max(most, interval.left + gathered + waiting + together)
+            waiting = element * sum(done.values()) + shards
+            most = max(most, interval.left + gathered + waiting + max(together, FP32_BYTES * own + shard))
             shards += 0 if accumulates else shard
             most_buffers = max(most_buffers, gathered + together)
             if keeps and gathers and interval.unit is not None:
