@@ -1,4 +1,4 @@
-"""Peak memory, as far as the machine can say, and what the C library does with memory that is freed."""
+"""Peak memory, as far as the machine can say; sizes in words; what the C library does with memory that is freed."""
 
 import ctypes
 import resource
@@ -29,6 +29,16 @@ def peak_memory_bytes(device: torch.device) -> int:
         return max(torch.cuda.max_memory_allocated(device), _forgotten.get(device, 0))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def memory(num_bytes: float) -> str:
+    """A size in the largest unit that it has one of: GiB, MiB, KiB (2^30, 2^20, 2^10 bytes), or bytes."""
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:,.2f} GiB"
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.{0 if num_bytes >= 10 * unit else 1}f} {name}"
+    return f"{num_bytes:.0f} bytes"
 
 
 #: glibc's malloc.h: blocks from this size on are mapped one by one; free memory at the heap's end from this size on

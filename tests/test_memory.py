@@ -1,8 +1,11 @@
-"""What a CPU rank does with memory that a step frees."""
+"""What a CPU rank does with memory that a step frees, and how sizes are said."""
 
 import subprocess
 import sys
 
+import pytest
+
+from src.memory import memory
 from tests.command import REPOSITORY
 
 COUNT_FAULTS = """
@@ -28,3 +31,21 @@ def faults(keep: bool) -> int:
 def test_memory_that_one_step_frees_serves_the_next_without_page_faults():
     # Ten steps of 9766 pages, or of 20 huge ones, where each step's memory is given back (glibc does so from 32 MB on).
     assert faults(keep=True) < 100 < faults(keep=False)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (3 * 1024 + 512, "3.5 KiB"),
+        (650 * 1024, "650 KiB"),
+        (2**20, "1.0 MiB"),
+        (79 * 2**20, "79 MiB"),
+        (2**30, "1.00 GiB"),
+        (2600 * 2**30, "2,600.00 GiB"),
+    ],
+)
+def test_sizes_are_said_in_the_largest_unit_that_they_have_one_of(num_bytes: int, words: str) -> None:
+    assert memory(num_bytes) == words

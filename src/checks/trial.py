@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from src.checks.setting import num_local_ranks, task_class
 from src.data.base import Data
 from src.errors import Refused, in_words
+from src.memory import memory
 from src.schedule import Schedule
 from src.strategies.base import Strategy
 from src.tracking.base import Tracker
@@ -27,15 +28,15 @@ def prepare(config: dict[str, Any]) -> None:
     found = []
     for key in ("schedule", "strategy", "tracking", "task", "model", "optimizer"):
         try:
-            built: Any = on_meta(config[key]) if key == "model" else _build(key, config[key])
-            if (kind := KINDS.get(key)) is not None and not isinstance(built, kind | NoneType):
-                what = f"a {type(built).__name__}, where a {kind.__name__} belongs"
+            part: Any = on_meta(config[key]) if key == "model" else built(key, config[key])
+            if (kind := KINDS.get(key)) is not None and not isinstance(part, kind | NoneType):
+                what = f"a {type(part).__name__}, where a {kind.__name__} belongs"
                 found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
             elif key == "optimizer":
-                _try_optimizer(built)
-            elif key == "model" and built is not None and task_class(config).ranks == "started":
-                found += _memory_problems(built, config)
-                if task_class(config).trains and not any(p.requires_grad for p in built.parameters()):
+                try_optimizer(part)
+            elif key == "model" and part is not None and task_class(config).ranks == "started":
+                found += _memory_problems(part, config)
+                if task_class(config).trains and not any(p.requires_grad for p in part.parameters()):
                     found.append(
                         f"model {config['model']['_target_']} has no parameter that asks for a gradient, so nothing can"
                         " be trained. Unfreeze some, or use task=evaluate."
@@ -44,7 +45,7 @@ def prepare(config: dict[str, Any]) -> None:
             found += refused.problems
     if found:
         raise Refused(*found)
-    data = _build("data", config["data"])
+    data = built("data", config["data"])
     if not isinstance(data, Data):
         raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
     if task_class(config).ranks == "imagined" and data.example(1) is None:
@@ -60,7 +61,7 @@ def prepare(config: dict[str, Any]) -> None:
 def on_meta(node: dict[str, Any]) -> Any:
     """A model's shapes without its memory; None where it can't be built like that. Raises Refused for bad values."""
     with torch.device("meta"):
-        return _build("model", node)
+        return built("model", node)
 
 
 def _memory_problems(model: torch.nn.Module, config: dict[str, Any]) -> list[str]:
@@ -70,17 +71,18 @@ def _memory_problems(model: torch.nn.Module, config: dict[str, Any]) -> list[str
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     ranks = num_local_ranks(config)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if weights * ranks <= memory:
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if weights * ranks <= available:
         return []
     return [
         f"model {config['model']['_target_']} has {sum(p.numel() for p in model.parameters()):,} parameters:"
-        f" {weights / 2**30:.0f} GiB of weights for each of {ranks} rank(s), on a machine of {memory / 2**30:.0f} GiB."
+        f" {memory(weights)} of weights for each of {ranks} rank(s), on a machine of {memory(available)}."
         " Use a smaller model, fewer ranks a machine (launch.nproc), or a larger machine."
     ]
 
 
-def _try_optimizer(optimizer: Callable[..., Any]) -> None:
+def try_optimizer(optimizer: Callable[..., Any]) -> None:
+    """Raises Refused where it takes no parameter as it is configured."""
     # The first optimizer of a process imports torch._dynamo (2 s). Here the ranks inherit it.
     try:
         optimizer([torch.nn.Parameter(torch.zeros(1))])
@@ -88,7 +90,8 @@ def _try_optimizer(optimizer: Callable[..., Any]) -> None:
         raise Refused(f"optimizer can't be built: {in_words(error)}. Correct the optimizer's values.") from error
 
 
-def _build(key: str, node: dict[str, Any]) -> Any:
+def built(key: str, node: dict[str, Any]) -> Any:
+    """A part from its node; None for a model that fails of no bad value. Raises Refused, in a line of its own."""
     try:
         return instantiate(node, _convert_="all")
     except Exception as error:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from src.doctor import machine_findings as machines
 from src.doctor.facts import Facts, Finding, Rank
-from src.tracking.console import memory
+from src.memory import memory
 
 #: Of a GPU's memory in other hands; a CUDA context of one's own takes about half a GiB.
 MAX_TAKEN, MAX_TAKEN_BYTES = 0.05, 2 << 30

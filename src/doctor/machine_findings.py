@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from src.doctor.facts import Finding, Machine
 from src.doctor.network import unmatched
-from src.tracking.console import memory
+from src.memory import memory
 
 MIN_SHM_BYTES = 1 << 30  # Docker's default of 64 MiB is less than one batch of images
 MIN_DISK_BYTES = 1 << 30

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from src.doctor.facts import Facts, Finding, Interface, Machine, Rank
 from src.doctor.findings import has_native_bf16
-from src.tracking.console import memory
+from src.memory import memory
 
 
 def report(facts: Facts, found: list[Finding]) -> str:

@@ -6,9 +6,9 @@ import shutil
 import torch
 from torch import nn
 
+from src.memory import memory
 from src.run import Experiment
 from src.strategies.base import OptimizerFactory
-from src.tracking.console import memory
 
 log = logging.getLogger(__name__)
 

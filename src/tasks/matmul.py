@@ -10,6 +10,7 @@ from torch import get_num_threads
 
 from src.bench.matmul import DTYPES, Effort, Measured, NotMeasured, device_name, measure
 from src.errors import did_you_mean
+from src.memory import memory
 from src.run import Experiment
 from src.strategies.base import Setting
 from src.task import Task
@@ -84,8 +85,8 @@ def memory_problems(size: int, memory_bytes: int) -> list[str]:
         return []
     most = int((memory_bytes / BYTES_AN_ELEMENT) ** 0.5)
     return [
-        f"task.size={size}: its matrices take {needed / 2**30:.0f} GiB, and this machine has"
-        f" {memory_bytes / 2**30:.0f} GiB. Choose {most} or less."
+        f"task.size={size}: its matrices take {memory(needed)}, and this machine has"
+        f" {memory(memory_bytes)}. Choose {most} or less."
     ]
 
 

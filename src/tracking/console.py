@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from src.memory import memory
+
 log = logging.getLogger(__name__)
 
 
@@ -62,12 +64,6 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
-
-
-def memory(num_bytes: int) -> str:
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.2f} GiB"
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 10 * 2**20 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def shown(path: Path) -> str:

@@ -166,7 +166,7 @@ def test_a_model_whose_weights_exceed_the_machine_is_refused_with_the_sizes() ->
         trial.prepare(config)
     [line] = caught.value.problems
     # 175.2 billion parameters x 4 bytes / 2^30
-    assert "653 GiB of weights for each of 2 rank(s)" in line
+    assert "652.75 GiB of weights for each of 2 rank(s)" in line
 
 
 CUSTOM = [

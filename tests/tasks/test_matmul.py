@@ -70,7 +70,7 @@ def test_matrices_that_no_memory_holds_are_refused() -> None:
     # 14 bytes an element: 10 000² · 14 = 1.4·10⁹
     assert memory_problems(10_000, memory_bytes=1_400_000_000) == []
     [line] = memory_problems(10_001, memory_bytes=1_400_000_000)
-    assert line == "task.size=10001: its matrices take 1 GiB, and this machine has 1 GiB. Choose 10000 or less."
+    assert line == "task.size=10001: its matrices take 1.30 GiB, and this machine has 1.30 GiB. Choose 10000 or less."
     assert MatMul.problems(RIGHT | {"size": 10**7}, SETTING)  # 1.4 PB
     assert MatMul.problems(RIGHT | {"size": 10**7}, dataclasses.replace(SETTING, device_type="cuda")) == []
 
