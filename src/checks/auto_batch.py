@@ -66,7 +66,7 @@ def found_elsewhere(config: str, global_batch: int | None) -> int:
 def largest_size(config: dict[str, Any], global_batch: int | None) -> int:
     """Samples. 1 where the rest of the configuration is refused anyhow. Raises Refused where not one sample fits."""
     from src.plan.formula import plan_rank
-    from src.plan.search import powers_of_two, with_micro_batch
+    from src.plan.search import growing, largest_that_fits
     from src.plan.sizes import optimizer_slots
 
     strategy = strategy_class(config)
@@ -84,16 +84,7 @@ def largest_size(config: dict[str, Any], global_batch: int | None) -> int:
         return plan_rank(strategy, make_model, slots, data, setting, world_rank).sizes
 
     available = SHARE * available_bytes(config)
-    found = None
-    for size in powers_of_two():
-        resized = with_micro_batch(setting, size, global_batch)
-        if resized is None:
-            break  # it does not divide the global batch, nor does any larger power of two
-        kinds = strategy.different_ranks(setting.world_size, setting.arguments)
-        peak = max(strategy.footprint(sizes_of(strategy, resized, rank), resized, rank).peak.bytes for rank in kinds)
-        if peak > available:
-            break
-        found = size
+    found = largest_that_fits(strategy, growing(setting, global_batch), sizes_of, available)
     if found is None:
         raise Refused(
             f"trainer.micro_batch_size=auto: not one sample fits {available / GIB:.2f} GiB a rank ({SHARE:.0%} of what"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from src.batch import MicroBatch
+from src.memory import memory
 from src.plan.trace import Traced, trace
 from src.strategies.base import BuildSpec, OptimizerFactory, Strategy
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 #: What a dry run does not see, for those who read one.
 NOT_SEEN = (
     "Traced on the CPU's operators with torch's fake process group: every layer, every parameter's real shard."
+    " A model that asks for a tensor's value is told 1, or false, and goes on with that."
     " Not seen: workspaces inside kernels, the buffers of gloo and NCCL, the data set, and how long anything takes."
 )
 
@@ -41,7 +43,7 @@ def memory_table(steps: Sequence[Traced], world_size: int) -> "Table":
     """Bytes of each traced rank: what it keeps, and the most that it holds at once."""
     from rich.table import Table
 
-    table = Table(title=f"a step of {world_size} ranks, traced on fake tensors (MiB a rank)", title_justify="left")
+    table = Table(title=f"a step of {world_size} ranks, traced on fake tensors", title_justify="left")
     for name in (
         "rank",
         "parameters",
@@ -55,7 +57,7 @@ def memory_table(steps: Sequence[Traced], world_size: int) -> "Table":
         table.add_column(name, justify="left" if name == "peak in" else "right")
     for step in steps:
         sizes = (step.parameters, step.gradients, step.optimizer_states, step.at_rest, step.peak)
-        cells = [f"{size / 2**20:,.2f}" for size in sizes]
+        cells = [memory(size) for size in sizes]
         table.add_row(str(step.world_rank), *cells, step.peak_in, f"{step.seconds:.1f} s")
     return table
 

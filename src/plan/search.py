@@ -5,15 +5,16 @@ ranks; it does not promise. How much of the traffic hides behind arithmetic is n
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
 from src.footprint import Footprint, Interval, ModelSizes
+from src.plan.rings import moved_bytes
 from src.strategies.base import Setting, Strategy
 
-MAX_MICRO_BATCH = 1024
+MAX_MICRO_BATCH = 1024  # samples; conf/config.yaml and conf/task/plan.yaml say so
 
 #: Sizes of what a rank computes with: of (strategy, setting, world rank).
 SizesOf = Callable[[type[Strategy], Setting, int], ModelSizes]
@@ -57,7 +58,7 @@ def degrees_of(strategy: type[Strategy], world_size: int) -> Iterator[dict[str, 
 
 
 def candidates(
-    settings: Sequence[tuple[type[Strategy], Setting]],
+    ways: Sequence[tuple[type[Strategy], Setting]],
     sizes_of: SizesOf,
     memory_bytes: float,
     assumptions: Assumptions,
@@ -65,16 +66,13 @@ def candidates(
 ) -> tuple[list[Candidate], Candidate | None]:
     """(those that fit, fastest first; the smallest of those that don't).
 
-    settings: accepted by the strategies, at a micro-batch of one sample; for each, micro-batches that are powers of two
+    ways: accepted by the strategies, at a micro-batch of one sample; for each, micro-batches that are powers of two
     are tried. global_batch_size: kept, where it is given, by accumulating less.
     """
     fitting: list[Candidate] = []
     smallest: Candidate | None = None
-    for strategy, setting in settings:
-        for size in powers_of_two():
-            resized = with_micro_batch(setting, size, global_batch_size)
-            if resized is None:
-                continue
+    for strategy, setting in ways:
+        for resized in growing(setting, global_batch_size):
             made = estimate(strategy, resized, sizes_of, assumptions)
             if made.footprint.peak.bytes > memory_bytes:
                 if smallest is None or made.footprint.peak.bytes < smallest.footprint.peak.bytes:
@@ -84,24 +82,31 @@ def candidates(
     return sorted(fitting, key=lambda made: -made.samples_per_second), smallest
 
 
-def largest_that_fits(strategy: type[Strategy], setting: Setting, sizes_of: SizesOf, memory_bytes: float) -> int | None:
-    """The largest micro-batch that is a power of two and whose predicted peak fits on every rank; None: not even one
-    sample does."""
+def largest_that_fits(
+    strategy: type[Strategy], settings: Iterable[Setting], sizes_of: SizesOf, memory_bytes: float
+) -> int | None:
+    """The last micro-batch, in samples, whose predicted peak fits on every rank; None: not even the first does.
+
+    settings: with ever larger micro-batches, as of `growing`.
+    """
     found = None
-    for size in powers_of_two():
-        resized = replace(setting, micro_batch_size=size)
+    for setting in settings:
         kinds = strategy.different_ranks(setting.world_size, setting.arguments)
-        peaks = [strategy.footprint(sizes_of(strategy, resized, rank), resized, rank).peak.bytes for rank in kinds]
+        peaks = [strategy.footprint(sizes_of(strategy, setting, rank), setting, rank).peak.bytes for rank in kinds]
         if max(peaks) > memory_bytes:
             break
-        found = size
+        found = setting.micro_batch_size
     return found
 
 
-def powers_of_two() -> Iterator[int]:
+def growing(setting: Setting, global_batch_size: int | None) -> Iterator[Setting]:
+    """With micro-batches of 1, 2, 4 ... MAX_MICRO_BATCH samples, as far as the global batch can be made of such."""
     size = 1
     while size <= MAX_MICRO_BATCH:
-        yield size
+        resized = with_micro_batch(setting, size, global_batch_size)
+        if resized is None:
+            return  # nor does a larger power of two divide it
+        yield resized
         size *= 2
 
 
@@ -128,12 +133,8 @@ def estimate(strategy: type[Strategy], setting: Setting, sizes_of: SizesOf, assu
 
 
 def traffic_seconds(found: Footprint, setting: Setting, assumptions: Assumptions) -> float:
-    """Of a step, one collective after the other; factors of nccl-tests for large numbers of ranks."""
-    ranks = max(setting.world_size, 1)
-    ring = (ranks - 1) / ranks
-    factors = {"all_reduce": 2 * ring, "send": 1.0}
-    moved = sum(part.bytes * factors.get(name.split()[0], ring) for name, part in found.traffic.items())
-    return moved / (assumptions.bandwidth_gb * 1e9)
+    """Of a step, one collective after the other, each over the ranks of its own axis."""
+    return moved_bytes(found, setting) / (assumptions.bandwidth_gb * 1e9)
 
 
 class Sizes:

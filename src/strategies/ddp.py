@@ -74,12 +74,13 @@ class DDP(AutogradStrategy):
             0 if are_gradients else gradients,
             "the gradients are views of the buckets" if are_gradients else f"buckets for {sizes.trained:,} gradients",
         )
+        sums = {"all_reduce": Part(gradients, f"4 x {sizes.trained:,} gradients, once a step")}
         return held.footprint(
             gradients + beside,
             "weights, optimizer states, the reducer's buckets, and the most of activations and gradients",
             in_update=buckets.bytes,
             buffers=buckets,
-            traffic={"all_reduce": Part(gradients, f"4 x {sizes.trained:,} gradients, once a step")},
+            traffic=sums if setting.data_parallel_size > 1 else {},
         )
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:

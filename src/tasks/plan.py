@@ -10,6 +10,7 @@ from src.footprint import NOT_COUNTED
 from src.plan import dry_run
 from src.plan.formula import Planned, example, fullest, plan
 from src.plan.report import memory_table, record, traffic_table, words
+from src.plan.rings import step_traffic
 from src.plan.search import Assumptions
 from src.run import Experiment
 from src.strategies.base import Setting
@@ -135,16 +136,16 @@ class Plan(Task):
         found = {
             "world_size": setting.world_size,
             "data_parallel_size": setting.data_parallel_size,
-            "ranks": [record(planned) for planned in plans],
+            "ranks": [record(planned, setting) for planned in plans],
         }
         (experiment.run_dir / "plan.json").write_text(json.dumps(found, indent=2) + "\n")
         experiment.reporter.update(
             world_size=setting.world_size,
             data_parallel_size=setting.data_parallel_size,
             parameters=worst.sizes.num_parameters,
-            plan=record(worst),
+            plan=record(worst, setting),
         )
         show(memory_table(worst, setting, len(plans)))
-        if worst.footprint.traffic:
-            show(traffic_table(worst.footprint))
+        if traffic := step_traffic(worst.footprint, setting):
+            show(traffic_table(traffic))
         show(words(worst.footprint, self.device_memory_bytes))

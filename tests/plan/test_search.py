@@ -9,11 +9,13 @@ from src.batch import MicroBatch
 from src.footprint import Interval, ModelSizes
 from src.models.gpt import GPT
 from src.plan.search import (
+    MAX_MICRO_BATCH,
     Assumptions,
     Sizes,
     candidates,
     degrees_of,
     estimate,
+    growing,
     grown,
     largest_that_fits,
     with_micro_batch,
@@ -27,6 +29,7 @@ from src.strategies.footprint import ModelPart
 from src.strategies.fsdp import FSDP2
 from src.strategies.pp import PipelineParallel
 from src.strategies.tp import TensorParallel
+from tests.command import REPOSITORY
 
 MILLION = 1_000_000
 
@@ -89,9 +92,18 @@ def test_a_global_batch_is_kept_by_accumulating_less() -> None:
 
 def test_the_largest_micro_batch_that_fits_is_a_power_of_two() -> None:
     # 16e6 bytes and 1e6 a sample: 7 samples would fit in 23e6, so four do.
-    assert largest_that_fits(DDP, setting(), sizes, 23 * MILLION) == 4
-    assert largest_that_fits(DDP, setting(), sizes, 24 * MILLION) == 8
-    assert largest_that_fits(DDP, setting(), sizes, 16 * MILLION) is None
+    tried = list(growing(setting(), None))
+    assert largest_that_fits(DDP, tried, sizes, 23 * MILLION) == 4
+    assert largest_that_fits(DDP, tried, sizes, 24 * MILLION) == 8
+    assert largest_that_fits(DDP, tried, sizes, 16 * MILLION) is None
+    # Of 24 samples on 4 ranks: 1 or 2 a micro-batch, 4 not.
+    assert largest_that_fits(DDP, growing(setting(), 24), sizes, 24 * MILLION) == 2
+
+
+def test_the_largest_micro_batch_that_is_tried_is_told_to_who_configures() -> None:
+    assert [tried.micro_batch_size for tried in growing(setting(), None)] == [2**n for n in range(11)]
+    for path in ("conf/config.yaml", "conf/task/plan.yaml", "README.md"):
+        assert f"up to {MAX_MICRO_BATCH}" in (REPOSITORY / path).read_text()
 
 
 def test_degrees_divide_the_world_and_layers_stay_inside_a_machine() -> None:
