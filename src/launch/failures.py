@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from src.errors import in_words
+from src.errors import Refused, in_words
 from src.tracking.files import write_summary
 
 #: What gloo, NCCL and the store say when another process has gone.
@@ -53,7 +53,9 @@ class Death:
 
 def record_failure(error: BaseException, world_rank: int) -> Failure:
     """Leave a record for the parent (or for torchrun) in the file that the elastic agent named."""
-    failure = Failure(world_rank, in_words(error), time.time(), "".join(traceback.format_exception(error)))
+    # A refusal's words say it all; its traceback is in the rank's log.
+    details = "" if isinstance(error, Refused) else "".join(traceback.format_exception(error))
+    failure = Failure(world_rank, in_words(error), time.time(), details)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is not None:
         extra = {"timestamp": str(int(failure.time)), "py_callstack": failure.details, **asdict(failure)}
