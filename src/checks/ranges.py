@@ -27,31 +27,70 @@ MAX_BATCH_SIZE = 1_000_000_000  # samples; numpy can't count slots far beyond, a
 MAX_TIMEOUT_SECONDS = 1_000_000_000  # 31 years; not much more overflows what c10d counts in
 
 
+#: The least that a count can be.
+AT_LEAST_ONE = (
+    "trainer.epochs",
+    "trainer.max_steps",
+    "trainer.log_every",
+    "trainer.eval_every",
+    "data.limit",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "trainer.profile_every",
+)
+
+
 def range_problems(config: dict[str, Any]) -> list[str]:
-    """Values out of range, one line each."""
+    """Values out of range, one line each. A micro-batch that is no number becomes 1, so that the rest can be read."""
     found = [
         f"{shown} is no finite number; choose one, or null where there may be none." for shown in non_finite(config)
     ]
+    return found + not_yet(config) + count_problems(config) + batch_problems(config) + limit_problems(config)
+
+
+def not_yet(config: dict[str, Any]) -> list[str]:
+    """What no version has done so far."""
+    found = []
     for key, only in NOT_YET.items():
         value = at(config, key)
         if value != only:
             shown = "null" if only is None else str(only).lower()
             found.append(f"{key}={value} is not available in this version of shardlab. Use {key}={shown}.")
-    at_least_one = ["trainer.epochs", "trainer.max_steps", "trainer.log_every", "trainer.eval_every", "data.limit"]
-    at_least_one += ["checkpoint.every", "checkpoint.keep", "trainer.profile_every"]
-    for key in at_least_one:
+    return found
+
+
+def count_problems(config: dict[str, Any]) -> list[str]:
+    """Counts of none or less, where that means nothing."""
+    found = []
+    for key in AT_LEAST_ONE:
         value = at(config, key)
         if value is not None and value < 1:
             empty = " leaves an empty data set" if key == "data.limit" else " is less than one"
             found.append(f"{key}={value}{empty}; choose 1 or more.")
+    for key, remedy in (("launch.max_restarts", ""), ("data.num_workers", ", or null")):
+        value = at(config, key)
+        if value is not None and value < 0:
+            found.append(f"{key}={value} is negative; choose 0 or more{remedy}.")
+    return found
+
+
+def batch_problems(config: dict[str, Any]) -> list[str]:
+    """Sizes of batches, each on its own."""
+    found = []
     micro = at(config, "trainer.micro_batch_size")
     if micro is not None and (not isinstance(micro, int) or isinstance(micro, bool)):
         found.append(f"trainer.micro_batch_size={micro} is no number of samples; choose 1 or more, auto, or null.")
-        config["trainer"]["micro_batch_size"] = 1  # so that the rest can be looked at
+        config["trainer"]["micro_batch_size"] = 1
     for key in ("trainer.micro_batch_size", "trainer.accumulate", "trainer.global_batch_size"):
         value = at(config, key)
         if value is not None and value > MAX_BATCH_SIZE:
             found.append(f"{key}={value} is more than {MAX_BATCH_SIZE}; choose a smaller one.")
+    return found
+
+
+def limit_problems(config: dict[str, Any]) -> list[str]:
+    """Amounts with a bound, and choices."""
+    found = []
     for key in ("trainer.max_grad_norm", "launch.timeout_seconds"):
         value = at(config, key)
         if value is not None and value <= 0:
@@ -62,10 +101,6 @@ def range_problems(config: dict[str, Any]) -> list[str]:
         )
     if not 0 <= config["seed"] < 2**32:
         found.append(f"seed={config['seed']} is out of range; choose 0 to {2**32 - 1}.")
-    if config["launch"]["max_restarts"] < 0:
-        found.append(f"launch.max_restarts={config['launch']['max_restarts']} is negative; choose 0 or more.")
-    if at(config, "data.num_workers") is not None and at(config, "data.num_workers") < 0:
-        found.append(f"data.num_workers={at(config, 'data.num_workers')} is negative; choose 0 or more, or null.")
     for key, known in CHOICES.items():
         if at(config, key) not in known:
             found.append(f"{key}={at(config, key)} is unknown. {did_you_mean(str(at(config, key)), known)}")

@@ -56,28 +56,40 @@ def trace(
     with imagined(world):
         strategy.build(make_model(), optimizer, replace(spec, world=world))
         strategy.train_mode(True)
-        traffic = Traffic()
         with metered(strategy) as meter:  # the first step also makes the optimizer's states and an engine's buffers
             take_step(strategy, spec, make_batch, meter)
         gc.collect()  # what stood in for other ranks hangs in cycles, and has been seen
+        traffic = Traffic()
         with metered(strategy, traffic.see, meter):
             gradients, in_backward = take_step(strategy, spec, make_batch, meter)
-        groups = strategy.optimizer.param_groups
-        parameters = storage_bytes([p for group in groups for p in group["params"]])
-        traced = Traced(
-            world_rank=world_rank,
-            peak=meter.peak,
-            peak_in="forward and backward" if meter.peak == in_backward else "optimizer step",
-            at_rest=meter.current,
-            parameters=parameters,
-            gradients=gradients,
-            optimizer_states=storage_bytes(list(tensors_of(list(strategy.optimizer.state.values())))),
-            calls=dict(sorted(traffic.calls.items())),
-            traffic=dict(sorted(traffic.bytes.items())),
-            seconds=time.perf_counter() - started,
-        )
+        traced = summed_up(strategy, world_rank, meter, traffic, gradients, in_backward, time.perf_counter() - started)
         strategy.close()
         return traced
+
+
+def summed_up(
+    strategy: Strategy,
+    world_rank: int,
+    meter: StorageMeter,
+    traffic: Traffic,
+    gradients: int,
+    in_backward: int,
+    seconds: float,
+) -> Traced:
+    """After the metered step. gradients: bytes of them. in_backward: the peak before the optimizer's part."""
+    parameters = [p for group in strategy.optimizer.param_groups for p in group["params"]]
+    return Traced(
+        world_rank=world_rank,
+        peak=meter.peak,
+        peak_in="forward and backward" if meter.peak == in_backward else "optimizer step",
+        at_rest=meter.current,
+        parameters=storage_bytes(parameters),
+        gradients=gradients,
+        optimizer_states=storage_bytes(list(tensors_of(list(strategy.optimizer.state.values())))),
+        calls=dict(sorted(traffic.calls.items())),
+        traffic=dict(sorted(traffic.bytes.items())),
+        seconds=seconds,
+    )
 
 
 def take_step(
