@@ -4,10 +4,11 @@ The configuration stops here; below, every constructor takes plain typed argumen
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,6 @@ from hydra.utils import instantiate
 from torch import nn
 
 from src.batch import BatchSizes
-from src.checkpoint.whole import FOLDER, newest_whole
 from src.checks.setting import batch_sizes, make_setting, num_ranks, strategy_name, task_class
 from src.control import Control
 from src.data.base import Data
@@ -27,13 +27,16 @@ from src.parallel.recompute import recompute_activations
 from src.precision import Precision, cpu_has_native_bf16
 from src.schedule import Schedule
 from src.sharding import Sharding
-from src.snapshots import SavePlan, Snapshots
+from src.snapshots import SavePlan, Snapshots, starting_point
 from src.stopping import StopRequest
 from src.strategies.base import BuildSpec, OptimizerFactory, Setting, Strategy
 from src.tracking.base import NoTracker, RunInfo
 from src.tracking.naming import run_name, run_tags
 from src.tracking.reporter import Reporter, SilentReporter
 from src.world import World
+
+if TYPE_CHECKING:
+    from src.checks.alternatives import Alternatives
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,8 @@ log = logging.getLogger(__name__)
 class Experiment:
     """The parts of a run, built but not yet joined: what a task works with.
 
-    setting: the plain values that all of it was made from. resume: the checkpoint to go on from.
+    setting: the plain values that all of it was made from. resume: the checkpoint to go on from. alternatives: looks
+    for the other ways to train the same; takes seconds.
     """
 
     world: World
@@ -61,6 +65,7 @@ class Experiment:
     snapshots: Snapshots
     resume: Path | None
     control: Control
+    alternatives: Callable[[], "Alternatives"]
 
 
 def run(
@@ -152,18 +157,9 @@ def build(
     control: Control,
 ) -> Experiment:
     """Every part of the run from its node."""
-    trainer, saving = config["trainer"], config["checkpoint"]
-    seed = config["seed"]
-    sizes = batch_sizes(config, world.world_size)
-
-    def make_model() -> nn.Module:
-        # The same draw on every rank and under every strategy, whatever was drawn before.
-        torch.manual_seed(seed)
-        model: nn.Module = instantiate(config["model"], _convert_="all")
-        return recompute_activations(model, trainer["activation_checkpointing"])
-
+    trainer, sizes, seed = config["trainer"], batch_sizes(config, world.world_size), config["seed"]
+    make_model = partial(model_of, config)
     strategy: Strategy = instantiate(config["strategy"], _convert_="all")
-    plan = SavePlan(saving["every"], saving["keep"], saving["monitor"], saving["async"])
     return Experiment(
         world=world,
         run_dir=run_dir,
@@ -183,36 +179,44 @@ def build(
             trainer["max_grad_norm"],
         ),
         sizes=sizes,
-        limits=Limits(
-            trainer["epochs"],
-            trainer["max_steps"],
-            trainer["log_every"],
-            trainer["eval_every"],
-            trainer["on_nonfinite"],
-            trainer["profile_every"],
-        ),
+        limits=limits_of(trainer),
         reporter=reporter,
-        snapshots=Snapshots(strategy, world, run_dir, info.get("run_id", "run"), plan, seed),
+        snapshots=Snapshots(
+            strategy, world, run_dir, info.get("run_id", "run"), save_plan_of(config["checkpoint"]), seed
+        ),
         resume=starting_point(run_dir, info, world),
         control=control,
+        alternatives=partial(alternatives_of, config, make_model, info.get("overrides", [])),
     )
 
 
-def starting_point(run_dir: Path, info: dict[str, Any], world: World) -> Path | None:
-    """The checkpoint to go on from: what the launcher chose or, of ranks that were started again, the newest whole one.
+def model_of(config: dict[str, Any]) -> nn.Module:
+    """The same draw on every rank and under every strategy, whatever was drawn before."""
+    torch.manual_seed(config["seed"])
+    model: nn.Module = instantiate(config["model"], _convert_="all")
+    return recompute_activations(model, config["trainer"]["activation_checkpointing"])
 
-    Collective: rank 0 looks and tells the others.
-    """
-    found = [info.get("resume")]
-    if info.get("restarts"):
-        if world.is_main:
-            newest, damaged = newest_whole(run_dir / FOLDER)
-            for line in damaged:
-                log.warning("passed over: %s", line)
-            found = [info.get("resume") if newest is None else str(newest)]
-        if world.has_peers:
-            dist.broadcast_object_list(found, src=0)
-    return None if found[0] is None else Path(found[0])
+
+def limits_of(trainer: dict[str, Any]) -> Limits:
+    """When the loop stops, logs, evaluates."""
+    keys = ("epochs", "max_steps", "log_every", "eval_every", "on_nonfinite", "profile_every")
+    return Limits(*(trainer[key] for key in keys))
+
+
+def save_plan_of(saving: dict[str, Any]) -> SavePlan:
+    """Which checkpoints are kept."""
+    return SavePlan(saving["every"], saving["keep"], saving["monitor"], saving["async"])
+
+
+def alternatives_of(
+    config: dict[str, Any], make_model: Callable[[], nn.Module], overrides: Sequence[str]
+) -> "Alternatives":
+    """The other ways to train the same."""
+    from src.checks.alternatives import alternatives  # only a search asks
+
+    with torch.device("meta"):
+        model = make_model()
+    return alternatives(config, model, overrides)
 
 
 def announce(config: dict[str, Any], experiment: Experiment) -> None:

@@ -197,3 +197,20 @@ def all_finite(tensors: dict[str, Tensor], world: World) -> bool:
     if world.world_size > 1:
         dist.all_reduce(bad)
     return float(bad) == 0.0
+
+
+def starting_point(run_dir: Path, info: dict[str, Any], world: World) -> Path | None:
+    """The checkpoint to go on from: what the launcher chose or, of ranks that were started again, the newest whole one.
+
+    Collective: rank 0 looks and tells the others.
+    """
+    found = [info.get("resume")]
+    if info.get("restarts"):
+        if world.is_main:
+            newest, damaged = newest_whole(run_dir / FOLDER)
+            for line in damaged:
+                log.warning("passed over: %s", line)
+            found = [info.get("resume") if newest is None else str(newest)]
+        if world.has_peers:
+            dist.broadcast_object_list(found, src=0)
+    return None if found[0] is None else Path(found[0])

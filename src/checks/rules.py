@@ -59,6 +59,7 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
         found += strategy.problems(setting)
         found += _resume_problems(task, config)
         found += task.problems({k: v for k, v in config["task"].items() if not k.startswith("_")}, setting)
+        found += _trace_problems(setting, strategy, at(config, "task.dry_run"))
         found += _profile_problems(setting, strategy, config["trainer"]["profile_every"])
         found += _model_problems(setting, strategy, config)
     return list(dict.fromkeys(found + _pairing_problems(config) + _monitor_problems(config)))
@@ -193,6 +194,17 @@ def _profile_problems(setting: Setting, strategy: type[Strategy], every: int | N
     if setting.data_parallel_size == 1:
         return [f"{choice} there is only one. Use trainer.profile_every=null, or more ranks."]
     return []
+
+
+def _trace_problems(setting: Setting, strategy: type[Strategy], is_traced: bool | None) -> list[str]:
+    """A strategy whose engine does not run on fake tensors, which a task's dry run takes a step on."""
+    if not is_traced or strategy.supports.can_be_traced:
+        return []
+    return [
+        "task.dry_run=true takes a step on fake tensors, on which the engine of"
+        f" strategy={setting.strategy_name} does not run. Use task.dry_run=false, which plans by formulas, or"
+        f" {options_that(lambda other: other.can_be_traced)}."
+    ]
 
 
 def _monitor_problems(config: dict[str, Any]) -> list[str]:

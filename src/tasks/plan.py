@@ -66,8 +66,6 @@ class Plan(Task):
             )
         if arguments.get("search") and arguments.get("dry_run"):
             found.append("task.search=true asks for many plans, and task.dry_run=true for one. Use one of them.")
-        if arguments.get("dry_run"):
-            found += plan_search.trace_problems(setting)
         return found
 
     def __call__(self, experiment: Experiment) -> None:
@@ -109,10 +107,11 @@ class Plan(Task):
         precision = experiment.setting.precision
         peak = self.peak_tflops or getattr(A100, precision)
         assumptions = Assumptions(peak, self.efficiency, self.bandwidth_gb)
-        found, nearest = plan_search.search(experiment, self.device_memory_bytes, assumptions)
+        alternatives = experiment.alternatives()
+        found, nearest = plan_search.search(experiment, alternatives, self.device_memory_bytes, assumptions)
         rows = [
             {
-                "command": plan_search.command(one, experiment.run_dir),
+                "command": alternatives.command(one.strategy, one.setting),
                 "peak_bytes": one.footprint.peak.bytes,
                 "compute_seconds": one.compute_seconds,
                 "traffic_seconds": one.traffic_seconds,
