@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from src.models.gpt import GPT as GPT
+from src.models.mlp import MLP
 from src.models.tp_mlp import TPMLP
 
 
@@ -151,3 +152,24 @@ class LayersThatTakeTheirTime(nn.Module):
         for layer in self.layers:
             hidden = Waiting.apply(layer(hidden).relu(), self.layer_seconds)
         return self.head(hidden)
+
+
+class LooksAtItsInputs(MLP):
+    """Decides by the sum of what it is given."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images if images.sum() > 0 else -images)
+
+
+class CountsItsInputs(MLP):
+    """Makes a tensor as long as there are inputs above zero."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images) + images[images > 0].sum()
+
+
+class ForgetsItsHeads(GPT):
+    """Does not say that its ranks must divide the heads."""
+
+    def tensor_counts(self) -> dict[str, int]:
+        return {}

@@ -6,22 +6,28 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.utils import instantiate
 from torch import nn
 
+from src.checks.acceptance import accepts
 from src.checks.setting import known_setting, num_local_ranks, strategy_class, task_class
+from src.checks.trial import built, on_meta, try_optimizer
 from src.doctor.machine import free_memory_bytes
 from src.errors import Refused
 from src.footprint import NOT_COUNTED, ModelSizes
+from src.memory import memory
 from src.parallel.recompute import recompute_activations
 from src.strategies.base import Setting, Strategy
+
+if TYPE_CHECKING:
+    from src.plan.search import SizesOf
 
 AUTO = "auto"
 #: Of the memory, what may be planned with: the rest is for what no formula counts.
 SHARE = 0.8
 GIB = 2**30
+GIVE = "Give trainer.micro_batch_size a number."
 
 #: In a process of its own: asking CUDA wakes the driver, and a process that has done so can't be forked.
 ASK_GPUS = "import torch; print(min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
@@ -64,33 +70,52 @@ def found_elsewhere(config: str, global_batch: int | None) -> int:
 
 
 def largest_size(config: dict[str, Any], global_batch: int | None) -> int:
-    """Samples. 1 where the rest of the configuration is refused anyhow. Raises Refused where not one sample fits."""
-    from src.plan.formula import plan_rank
+    """Samples. 1 where the rest of the configuration is refused anyhow. Raises Refused where nobody can tell, or not
+    one sample fits."""
     from src.plan.search import growing, largest_that_fits
-    from src.plan.sizes import optimizer_slots
+    from src.plan.values import refused_in_words
 
     strategy = strategy_class(config)
     setting, unknowns = known_setting(config)
-    if unknowns or strategy.problems(setting):
+    planned = {key: value for key, value in config["task"].items() if not key.startswith("_")}
+    if unknowns or task_class(config).problems(planned, setting):
         return 1
-    slots = optimizer_slots(instantiate(config["optimizer"], _convert_="all"))
-    data = instantiate(config["data"], _convert_="all")
-
-    def make_model() -> nn.Module:
-        model: nn.Module = instantiate(config["model"], _convert_="all")
-        return recompute_activations(model, config["trainer"]["activation_checkpointing"])
-
-    def sizes_of(strategy: type[Strategy], setting: Setting, world_rank: int) -> ModelSizes:
-        return plan_rank(strategy, make_model, slots, data, setting, world_rank).sizes
-
+    model = on_meta(config["model"])
+    if model is None:
+        raise Refused(
+            f"trainer.micro_batch_size=auto: model {config['model']['_target_']} can't be built without memory, so"
+            f" nothing tells what it needs. {GIVE}"
+        )
+    settings = [resized for resized in growing(setting, global_batch) if accepts(strategy, resized, model)]
+    if not settings:
+        return 1
     available = SHARE * available_bytes(config)
-    found = largest_that_fits(strategy, growing(setting, global_batch), sizes_of, available)
+    with refused_in_words(GIVE, GIVE):
+        found = largest_that_fits(strategy, settings, sizes_of(config), available)
     if found is None:
         raise Refused(
-            f"trainer.micro_batch_size=auto: not one sample fits {available / GIB:.2f} GiB a rank ({SHARE:.0%} of what"
+            f"trainer.micro_batch_size=auto: not one sample fits {memory(available)} a rank ({SHARE:.0%} of what"
             f" there is, since nobody counts {NOT_COUNTED}). Shard more, recompute activations, or use a smaller model."
         )
     return found
+
+
+def sizes_of(config: dict[str, Any]) -> "SizesOf":
+    """Walks through the experiment's model. Raises Refused where its optimizer or data can't be built."""
+    from src.plan.formula import walk
+    from src.plan.sizes import optimizer_slots
+
+    optimizer, data = built("optimizer", config["optimizer"]), built("data", config["data"])
+    try_optimizer(optimizer)
+    slots = optimizer_slots(optimizer)
+
+    def make_model() -> nn.Module:
+        return recompute_activations(built("model", config["model"]), config["trainer"]["activation_checkpointing"])
+
+    def walked(strategy: type[Strategy], setting: Setting, world_rank: int) -> ModelSizes:
+        return walk(strategy, make_model, slots, data, setting, world_rank)
+
+    return walked
 
 
 def available_bytes(config: dict[str, Any]) -> float:

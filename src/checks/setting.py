@@ -15,6 +15,8 @@ from src.task import Task
 
 T = TypeVar("T")
 
+MAX_RANKS = 1_000_000  # the largest training runs have had some 100,000 devices
+
 
 def strategy_class(config: dict[str, Any]) -> type[Strategy]:
     """The class behind `strategy`, never built here."""
@@ -55,6 +57,8 @@ def num_ranks(config: dict[str, Any]) -> int:
     nproc, ranks = config["launch"]["nproc"], torchrun_ranks()
     if nproc != "auto" and (not isinstance(nproc, int) or isinstance(nproc, bool) or nproc < 1):
         raise Refused(f"launch.nproc={nproc} is no number of processes; choose 1 or more, or auto.")
+    if nproc != "auto" and nproc > MAX_RANKS:
+        raise Refused(f"launch.nproc={nproc} is more ranks than any cluster has; choose {MAX_RANKS:,} or less.")
     device, wanted = device_type(config), task_class(config).ranks
     if wanted != "started":
         if ranks is not None and ranks.world_size > 1:

@@ -12,6 +12,7 @@ from src.plan.formula import Planned, example, fullest, plan
 from src.plan.report import memory_table, record, traffic_table, words
 from src.plan.rings import step_traffic
 from src.plan.search import Assumptions
+from src.plan.values import MEASURE, refused_in_words
 from src.run import Experiment
 from src.strategies.base import Setting
 from src.task import Task
@@ -23,6 +24,11 @@ GIB = 2**30
 
 #: Dense TFLOP/s of an A100 by precision (src/bench/peaks.py), where nobody says what the devices are.
 A100 = PEAKS[next(name for name in PEAKS if "A100" in name)]
+
+
+MAX_TRACED_RANKS = 4096  # of a dry run, which at that size takes minutes
+#: What to do about a model that looks at a tensor's value, where formulas can't go on.
+GO_ON = "Add task.dry_run=true (and task.search=false), whose step goes on with 1 for a number and false for a truth."
 
 
 class Plan(Task):
@@ -66,15 +72,25 @@ class Plan(Task):
             )
         if arguments.get("search") and arguments.get("dry_run"):
             found.append("task.search=true asks for many plans, and task.dry_run=true for one. Use one of them.")
+        if arguments.get("dry_run") and setting.world_size > MAX_TRACED_RANKS:
+            found.append(
+                f"task.dry_run=true of launch.nproc={setting.world_size}: a trace takes time for each rank, and ends"
+                f" at {MAX_TRACED_RANKS}. Use task.dry_run=false, which plans by formulas, or fewer ranks."
+            )
         return found
 
     def __call__(self, experiment: Experiment) -> None:
-        if self.is_dry_run:
-            self.dry_run(experiment)
-            return
-        if self.searches:
-            self.search(experiment)
-            return
+        can_be_traced = type(experiment.strategy).supports.can_be_traced
+        with refused_in_words(GO_ON if can_be_traced and not self.is_dry_run else MEASURE):
+            if self.is_dry_run:
+                self.dry_run(experiment)
+            elif self.searches:
+                self.search(experiment)
+            else:
+                self.by_formula(experiment)
+
+    def by_formula(self, experiment: Experiment) -> None:
+        """Each kind of rank, part by part."""
         plans = plan(
             type(experiment.strategy),
             experiment.make_model,

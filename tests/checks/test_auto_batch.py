@@ -69,6 +69,25 @@ def test_where_not_one_sample_fits_that_is_one_line() -> None:
     assert "not one sample fits" in problems[0]
 
 
+@pytest.mark.timeout(120)
+def test_a_pipeline_finds_a_size_that_leaves_it_enough_micro_batches() -> None:
+    """Of 64 samples: two stages want two micro-batches or more, which one of all 64 would not be."""
+    words = ["strategy=pp", "trainer.accumulate=null", "trainer.global_batch_size=64"]
+    assert settled(*words) == 32
+
+
+def test_what_can_not_be_walked_through_is_refused_for_what_it_is() -> None:
+    split = ["model=cnn", "strategy=tp", "launch.nproc=2", "launch.device=cpu"]
+    _, problems = composed(*split, "trainer.micro_batch_size=auto")
+    assert len(problems) == 1
+    assert "does not say how its layers are split" in problems[0]
+    for model, said in (("CountsItsInputs", "whose shape depends on values"), ("LooksAtItsInputs", "a tensor's value")):
+        own = ["model=mlp", f"model._target_=tests.own_models.{model}", "launch.device=cpu"]
+        _, [line] = composed(*own, "trainer.micro_batch_size=auto")
+        assert said in line
+        assert "Give trainer.micro_batch_size a number." in line
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.command import summary, train
+from tests.composing import composed
 
 LARGEST = ["model=gpt_175b", "strategy=fsdp", "precision=bf16", "launch.nproc=1024", "launch.device=cpu"]
 
@@ -86,12 +87,88 @@ def test_where_nothing_fits_it_says_what_would_be_needed(tmp_path: Path) -> None
         (["task.search=true"], "task.device_memory_gib is null"),
         (["task.device_memory_gib=-1"], "task.device_memory_gib=-1 must be more than 0"),
         (["task.dry_run=true", "strategy=deepspeed"], "the engine of strategy=deepspeed does not run"),
+        (["task.search=true", "task.dry_run=true", "task.device_memory_gib=80"], "Use one of them"),
     ],
 )
 def test_what_it_can_not_do_it_refuses(tmp_path: Path, overrides: list[str], line: str) -> None:
     done = train(tmp_path, "task=plan", "launch.device=cpu", *overrides)
     assert done.code == 2
     assert line in done.stderr
+    assert not done.run_dirs()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["task.efficiency=2"], "task.efficiency=2 is a share of the peak"),
+        (["task.efficiency=0"], "task.efficiency=0 must be more than 0"),
+        (["task.efficiency=null"], "task.efficiency=None is not of type float"),
+        (["task.bandwidth_gb=0"], "task.bandwidth_gb=0 must be more than 0"),
+        (["task.peak_tflops=-1"], "task.peak_tflops=-1 must be more than 0"),
+        (["task.peak_tflops=nan"], "is no finite number"),
+        (["task.device_memory_gib=much"], "is not of type float or null"),
+        (
+            ["task.device_memory_gib=-1", "trainer.micro_batch_size=auto"],
+            "task.device_memory_gib=-1 must be more than 0",
+        ),
+        # So large a world is no plan, and its numbers no figures of anything.
+        (["launch.nproc=1000000000"], "launch.nproc=1000000000 is more ranks than any cluster has"),
+        (["launch.nproc=10000000", "task.dry_run=true"], "launch.nproc=10000000 is more ranks than any cluster has"),
+        (["launch.nproc=100000", "task.dry_run=true", "strategy=fsdp"], "ends at 4096"),
+        (["launch.nproc=512", "task.dry_run=true", "strategy=tp", "strategy.tp=8", "model=gpt_124m"], "model.heads=12"),
+    ],
+    ids=str,
+)
+def test_each_impossible_value_is_one_line(overrides: list[str], said: str) -> None:
+    _, problems = composed("task=plan", "launch.device=cpu", *overrides)
+    assert len(problems) == 1, problems
+    assert said in problems[0]
+
+
+def test_a_million_ranks_are_planned(tmp_path: Path) -> None:
+    answer = plan_of(tmp_path, "model=gpt_tiny", "strategy=fsdp", "launch.nproc=1000000", "trainer.micro_batch_size=1")
+    [found] = answer["ranks"]
+    # 874,752 parameters of 4 bytes, a millionth of them rounded up.
+    assert found["bytes"]["parameters"] == 4
+
+
+OWN = ["model=mlp", "launch.device=cpu", "launch.nproc=2"]
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "remedy"),
+    [
+        ("LooksAtItsInputs", [], "Add task.dry_run=true"),
+        ("LooksAtItsInputs", ["task.search=true", "task.device_memory_gib=1"], "Add task.dry_run=true"),
+        ("LooksAtItsInputs", ["strategy=deepspeed"], "Take two steps instead"),
+        ("CountsItsInputs", [], "Take two steps instead"),
+        ("CountsItsInputs", ["task.dry_run=true"], "Take two steps instead"),
+    ],
+)
+def test_a_model_that_looks_at_values_is_told_so_in_one_line(
+    tmp_path: Path, model: str, overrides: list[str], remedy: str
+) -> None:
+    done = train(tmp_path, "task=plan", *OWN, f"model._target_=tests.own_models.{model}", *overrides)
+    assert done.code == 1
+    [line] = [words for words in done.stderr.splitlines() if "shardlab:" in words]
+    assert remedy in line
+    # The line of the model's own that does it.
+    assert "forward, " in line
+    assert "own_models.py:" in line
+    assert "Traceback" not in done.text
+
+
+def test_a_dry_run_goes_on_where_a_model_looks_at_a_value(tmp_path: Path) -> None:
+    answer = plan_of(tmp_path, "task.dry_run=true", *OWN, "model._target_=tests.own_models.LooksAtItsInputs")
+    assert answer["ranks"][0]["peak"] > 0
+
+
+def test_parts_of_a_small_model_are_said_in_a_unit_that_shows_them(tmp_path: Path) -> None:
+    done = train(tmp_path, "task=plan", *OWN, "model.hidden=[8]", "trainer.micro_batch_size=1")
+    assert done.code == 0, done.text
+    # 64 x 8 + 8 + 8 x 10 + 10 = 610 parameters of 4 bytes.
+    assert "2.4 KiB" in done.stdout
+    assert "0.00" not in done.stdout.split("communication")[0]
 
 
 def test_a_dry_run_reports_each_kind_of_rank(tmp_path: Path) -> None:
