@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from src.footprint import NOT_COUNTED, Footprint, Part
 from src.memory import memory
 from src.plan.formula import Planned
-from src.plan.rings import step_traffic
+from src.plan.traffic import step_traffic
 from src.strategies.base import Setting
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from src.footprint import Footprint, Interval, ModelSizes
-from src.plan.rings import moved_bytes
+from src.plan.traffic import moved_bytes
 from src.strategies.base import Setting, Strategy
 
 MAX_MICRO_BATCH = 1024  # samples; conf/config.yaml and conf/task/plan.yaml say so

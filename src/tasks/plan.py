@@ -10,8 +10,8 @@ from src.footprint import NOT_COUNTED
 from src.plan import dry_run
 from src.plan.formula import Planned, example, fullest, plan
 from src.plan.report import memory_table, record, traffic_table, words
-from src.plan.rings import step_traffic
 from src.plan.search import Assumptions
+from src.plan.traffic import step_traffic
 from src.plan.values import MEASURE, refused_in_words
 from src.run import Experiment
 from src.strategies.base import Setting

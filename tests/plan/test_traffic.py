@@ -8,10 +8,11 @@ from typing import Any, cast
 import pytest
 
 from src.footprint import Footprint, Part
-from src.plan.rings import moved_bytes, ring_size, step_traffic
+from src.plan.traffic import moved_bytes, step_traffic
 from src.sharding import Sharding
 from src.strategies.base import Setting
 from src.strategies.ddp import DDP
+from src.strategies.rings import ring_size
 from tests.plan.test_search import sizes
 from tests.plan.test_trace import experiment_of, parts, traced_peaks
 

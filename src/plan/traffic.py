@@ -1,4 +1,4 @@
-"""What a step sends, and over how many ranks each collective goes: a footprint's traffic, completed."""
+"""What a step sends: a footprint's traffic, completed, and what it comes to on a link."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -6,11 +6,9 @@ from fractions import Fraction
 from src.bench.bandwidth import FACTORS
 from src.footprint import Footprint, Part
 from src.strategies.base import Setting
-from src.strategies.footprint import shares_of
+from src.strategies.rings import LAYERS, operation_of, ring_size
 
-#: Behind the name of a collective that goes over the ranks that share each layer.
-LAYERS = " (layers)"
-#: What recomputing a unit adds to them. Forward has two sums a unit, of four in a step (Shoeybi et al. 2019), and the
+#: What recomputing a unit adds to what split layers send. Forward has two sums a unit, of four in a step (Shoeybi et al. 2019), and the
 #: second is not repeated: no backward reads what it gives, and torch's checkpoint stops at the last tensor that one
 #: does. Under sequence parallelism the two gatherings of forward come before what is read.
 REPEATED = {"all_reduce": Fraction(1, 4), "reduce_scatter": Fraction(1, 4), "all_gather": Fraction(2, 4)}
@@ -33,27 +31,6 @@ def recomputed(traffic: Mapping[str, Part]) -> dict[str, Part]:
         return Part(int(part.bytes * (1 + more)), f"{part.formula}; {more} more, recomputed") if more else part
 
     return {name: with_repeated(name, part) for name, part in traffic.items()}
-
-
-def ring_size(collective: str, setting: Setting) -> int:
-    """Ranks that take part in a collective of a footprint, by its name there.
-
-    Split layers stay on their own axis. Shards are gathered and reduced by those that share a copy; under hybrid
-    sharding the copies' shards are summed between the copies.
-    """
-    operation = operation_of(collective)
-    if operation == "send_recv":
-        return 2
-    if collective.endswith(LAYERS):
-        return int(setting.arguments.get("tp", 2))
-    sharing = shares_of(setting).optimizer
-    return setting.data_parallel_size // sharing if operation == "all_reduce" else sharing
-
-
-def operation_of(collective: str) -> str:
-    """As nccl-tests name it."""
-    name = collective.removesuffix(LAYERS)
-    return {"send": "send_recv"}.get(name, name)
 
 
 def moved_bytes(found: Footprint, setting: Setting) -> float:
