@@ -8,9 +8,9 @@ from src.footprint import Footprint, Part
 from src.strategies.base import Setting
 from src.strategies.rings import LAYERS, operation_of, ring_size
 
-#: What recomputing a unit adds to what split layers send. Forward has two sums a unit, of four in a step (Shoeybi et al. 2019), and the
-#: second is not repeated: no backward reads what it gives, and torch's checkpoint stops at the last tensor that one
-#: does. Under sequence parallelism the two gatherings of forward come before what is read.
+#: What recomputing a unit adds to what split layers send. Forward has two sums a unit, of four in a step (Shoeybi et
+#: al. 2019), and the second is not repeated: no backward reads what it gives, and torch's checkpoint stops at the last
+#: tensor that one does. Under sequence parallelism the two gatherings of forward come before what is read.
 REPEATED = {"all_reduce": Fraction(1, 4), "reduce_scatter": Fraction(1, 4), "all_gather": Fraction(2, 4)}
 
 
