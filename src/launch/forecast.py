@@ -6,7 +6,6 @@ What it finds is in the run folder by the time that the run has something to com
 
 import ctypes
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,6 +13,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.context import ForkContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def forecasting(config: dict[str, Any], run_dir: Path, device_type: str) -> Iter
         (run_dir / left).unlink(missing_ok=True)
     # A fork, since what was imported to check the configuration is there already; where ranks aren't forked either
     # (CUDA's driver does not survive it), an interpreter of its own.
-    context = multiprocessing.get_context("fork" if device_type == "cpu" else "spawn")
+    context: ForkContext | SpawnContext = get_context("fork") if device_type == "cpu" else get_context("spawn")
     process = context.Process(target=write, args=(config, run_dir, os.getpid()), daemon=True)
     process.start()
     try:

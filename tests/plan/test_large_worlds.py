@@ -21,6 +21,7 @@ def rows_of_rank_0(shapes: Iterable[torch.Size], shards: int) -> int:
     return sum(4 * -(-shape[0] // shards) * math.prod(shape[1:]) for shape in shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("words", "shards", "held_by_all"),
