@@ -11,6 +11,7 @@ from torch import Tensor
 
 from src import config as schema
 from src.checks import rules
+from src.command import resolvers
 from tests.command import metrics
 from tests.workers import Pool
 
@@ -20,6 +21,7 @@ CONF = Path(__file__).parent.parent / "conf"
 def composed(*overrides: str) -> tuple[dict[str, Any], list[str]]:
     """The plain configuration of a command line, and the lines it would be refused with."""
     schema.register()
+    resolvers.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return rules.check(compose("config", overrides=list(overrides)))
 

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from src.checks.plain_types import fits, readable, type_hints
 from src.config import TARGET_GROUPS, Config
-from src.errors import did_you_mean
+from src.errors import Refused, did_you_mean
 
 HYDRA_WORDS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
@@ -47,7 +47,7 @@ def resolve(cfg: DictConfig) -> tuple[dict[str, Any], list[str], list[str]]:
             found.against_target(str(key), value)
         elif isinstance(value, dict):  # a group whose option builds nothing, such as compression=none
             found.unknown += [f"{key}.{name} is nothing that this option of {key} takes. Drop it." for name in value]
-    return resolved, found.unknown, found.broken
+    return resolved, found.unknown, list(dict.fromkeys(found.broken))
 
 
 def _resolve(cfg: DictConfig, keys: list[Any], found: "Findings") -> dict[Any, Any]:
@@ -65,6 +65,8 @@ def _resolve(cfg: DictConfig, keys: list[Any], found: "Findings") -> dict[Any, A
 
 def unresolved(error: OmegaConfBaseException, key: str) -> str:
     """The line for a ${...} to nowhere. key: where it was met, in case the error does not know better."""
+    if isinstance(error.__cause__, Refused):  # a resolver's own words, which name the key to set
+        return str(error.__cause__)
     where = getattr(error, "full_key", None) or key
     reason = str(error.msg if hasattr(error, "msg") and error.msg else error).splitlines()[0]
     return f"{where} can't be resolved: {reason}. Correct the ${{...}} that it holds."

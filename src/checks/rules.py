@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.checks.auto_batch import settle_micro_batch
 from src.checks.keys import locate, resolve
+from src.checks.positions import position_problems
 from src.checks.ranges import at, range_problems
 from src.checks.setting import known_setting, strategy_class, task_class
 from src.checks.trial import on_meta
@@ -62,7 +63,8 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
         found += _trace_problems(setting, strategy, at(config, "task.dry_run"))
         found += _profile_problems(setting, strategy, config["trainer"]["profile_every"])
         found += _model_problems(setting, strategy, config)
-    return list(dict.fromkeys(found + _pairing_problems(config) + _monitor_problems(config)))
+    found += _pairing_problems(config) + position_problems(config)
+    return list(dict.fromkeys(found + _monitor_problems(config)))
 
 
 def _support_problems(setting: Setting, strategy: type[Strategy]) -> list[str]:

@@ -5,14 +5,14 @@ import os
 import signal
 import sys
 import traceback
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from src import config as schema
+from src.command import resolvers
 from src.command.job import in_sweep, job_problems, task_overrides
 from src.command.refuse import REFUSED, print_refusal, vouched_for
 from src.command.resume import AUTO, continuation, is_finished, with_earlier_words
@@ -36,8 +36,7 @@ class CommandLine:
         self.started = False
         self.failures: list[tuple[str, int, str]] = []  # (a sweep's job, exit code, what happened)
         schema.register()
-        # Cached, so that the parent fixes one folder for a run; random, so that two runs of one second differ.
-        OmegaConf.register_new_resolver("unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+        resolvers.register()
         # Hydra re-raises its errors instead of printing them over several lines and exiting 1.
         os.environ["HYDRA_FULL_ERROR"] = "1"
 

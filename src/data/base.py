@@ -4,8 +4,8 @@ The batch plan decides who reads which ids; a source only fetches them, so no so
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +33,14 @@ class Data(ABC):
     """A data set. `prepare` runs once, before any rank starts; `load` in each rank."""
 
     kind: ClassVar[str]  # what a model must take: "images" or "tokens"
+
+    @classmethod
+    def gives_positions(cls, arguments: Mapping[str, Any]) -> bool:
+        """Whether inputs are (batch, 2, sequence), tokens and their positions, which only some models read.
+
+        arguments: the constructor's.
+        """
+        return False
 
     def prepare(self) -> None:
         """Download what is missing and check what is there. Raises Refused with the remedy."""
