@@ -40,3 +40,8 @@ def evaluation_sums(logits: Tensor, targets: Tensor) -> EvalSums:
     valid = targets != IGNORED
     hits = (logits.argmax(-1) == targets) & valid
     return EvalSums(cross_entropy_sum(logits, targets).detach(), hits.sum(), valid.sum())
+
+
+def at_least_one(targets: int | Tensor) -> int | Tensor:
+    """What a step's summed loss is divided by: one without any valid target has zero loss and gradient."""
+    return targets.clamp(min=1) if isinstance(targets, Tensor) else max(targets, 1)

@@ -20,6 +20,7 @@ from src.checks.setting import batch_sizes, make_setting, num_ranks, strategy_na
 from src.control import Control
 from src.data.base import Data
 from src.errors import Interrupted
+from src.flops import DecoderFlops
 from src.heartbeat import Heartbeat
 from src.limits import Limits
 from src.memory import keep_freed_memory
@@ -47,6 +48,7 @@ class Experiment:
 
     setting: the plain values that all of it was made from. resume: the checkpoint to go on from. alternatives: looks
     for the other ways to train the same; takes seconds.
+    flops: of the model, which `joined` hands to the strategy; None: it counts none, or is not built.
     """
 
     world: World
@@ -66,6 +68,7 @@ class Experiment:
     resume: Path | None
     control: Control
     alternatives: Callable[[], "Alternatives"]
+    flops: DecoderFlops | None = None
 
 
 def run(

@@ -14,9 +14,11 @@ from src.data.base import Source
 from src.errors import Interrupted
 from src.evaluation import Metric, evaluate
 from src.finite import LossWatch, NonFiniteLoss
+from src.flops import Utilization
 from src.limits import Limits
 from src.memory import peak_memory_bytes
 from src.meter import StepPeak
+from src.objective import at_least_one
 from src.pace import Pace
 from src.position import Position
 from src.profiling.watch import OverlapWatch
@@ -50,6 +52,7 @@ class Trainer:
         control: Control,
         metric: Metric = "accuracy",
         position: Position | None = None,
+        utilization: Utilization | None = None,
     ) -> None:
         self.strategy, self.train, self.test = strategy, train, test
         self.sizes, self.limits, self.schedule = sizes, limits, schedule
@@ -62,7 +65,7 @@ class Trainer:
         self.epoch_targets: int | Tensor = 0
         self.losses = LossWatch(world)
         self.peak = StepPeak(strategy, world.device, beside=(train, test))
-        self.pace = Pace(self.device)
+        self.pace = Pace(self.device, metric == "perplexity", utilization)
         self.overlap = OverlapWatch(strategy, world, limits.profile_every, reporter, control, self.pace)
         self.evaluation: dict[str, float] | None = None  # of the weights as they are
 
@@ -122,10 +125,10 @@ class Trainer:
         self.evaluation = None
         # Only a logged step waits for the device.
         logged = position.step % self.limits.log_every == 0 or position.step in (1, self.total_steps)
-        valid = self.valid_targets(batch, microbatches)
+        targets = self.targets(batch, microbatches)
         if self.limits.on_nonfinite == "skip":
             self.strategy.remember()
-        loss_sum = self.strategy.forward_backward(microbatches, valid)
+        loss_sum = self.strategy.forward_backward(microbatches, at_least_one(targets))
         if self.limits.on_nonfinite == "skip" and not math.isfinite(self.reduce(loss_sum)):
             self.strategy.discard()
             self.losses.skip(position.step, self.snapshots.last_words)
@@ -134,24 +137,27 @@ class Trainer:
             factor = self.schedule.factor(position.step - 1 - position.skipped_steps, self.total_steps)
             report = self.strategy.optimizer_step(factor, want_grad_norm=logged)
             if not report.skipped:  # by fp16's scaler, for what may have made the loss infinite as well
-                self.count_loss(loss_sum, valid)
+                self.count_loss(loss_sum, targets)
             self.losses.skipped_in_a_row = 0
         position.skipped_steps += report.skipped
         position.samples += len(batch.sample_ids)
-        self.pace.steps += 1
-        self.pace.samples += len(batch.sample_ids)
+        self.pace.count(len(batch.sample_ids), targets, microbatches[0].targets.shape[-1])
         if logged:
-            self.log_step(batch, loss_sum, report.grad_norm, valid)
+            self.log_step(batch, loss_sum, report.grad_norm, targets)
 
-    def count_loss(self, loss_sum: Tensor | None, valid: int | Tensor) -> None:
+    def count_loss(self, loss_sum: Tensor | None, targets: int | Tensor) -> None:
         """Add a step's loss to the epoch's. Its arguments are those of `log_step`."""
         if loss_sum is not None:
             self.epoch_loss += loss_sum
-        self.epoch_targets = self.epoch_targets + valid
+        self.epoch_targets = self.epoch_targets + targets
         self.losses.add(self.position.step, loss_sum)
 
     def valid_targets(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> int | Tensor:
-        """Targets that count in this step, over all micro-batches and data ranks; at least 1.
+        """What a step's loss is divided by: without any target it has zero loss and gradient, and divides by one."""
+        return at_least_one(self.targets(batch, microbatches))
+
+    def targets(self, batch: GlobalBatch, microbatches: list[MicroBatch]) -> int | Tensor:
+        """Targets that count in this step, over all micro-batches and data ranks.
 
         Known without asking anybody where every sample has the same number; else one small all-reduce.
         """
@@ -159,13 +165,12 @@ class Trainer:
             return len(batch.sample_ids) * self.train.targets_per_sample
         local = sum((micro.targets != IGNORED).sum() for micro in microbatches)
         assert isinstance(local, Tensor)
-        # A step without any target has zero loss and zero gradient, and divides by one.
-        return self.strategy.data.sum(local).clamp(min=1)
+        return self.strategy.data.sum(local)
 
-    def log_step(self, batch: GlobalBatch, loss_sum: Tensor | None, norm: Tensor | None, valid: int | Tensor) -> None:
+    def log_step(self, batch: GlobalBatch, loss_sum: Tensor | None, norm: Tensor | None, targets: int | Tensor) -> None:
         """Reduce, report and start a new window. Collective: every rank calls it; it waits for the device."""
         self.settle_epoch_loss()
-        loss = self.reduce(loss_sum) / max(float(valid), 1.0)
+        loss = self.reduce(loss_sum) / max(float(targets), 1.0)
         seconds = self.pace.close_window()
         window, position = self.pace, self.position
         record = {
@@ -176,18 +181,13 @@ class Trainer:
             "loss": loss,
             "lr": self.strategy.learning_rates()[0],
             "grad_norm": float(norm) if norm is not None else None,
-            "step_seconds": seconds / window.steps,
-            "samples_per_second": window.samples / seconds,
-            "data_wait_seconds": window.data_wait_seconds / window.steps,
+            **window.rates(seconds),
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "skipped_steps": position.skipped_steps,
             **self.strategy.extra_metrics(),
         }
-        per_sample = self.train.targets_per_sample
-        if self.metric == "perplexity" and per_sample is not None:
-            record["tokens_per_second"] = window.samples / seconds * per_sample
-        if loss == 0.0 and per_sample is None:
-            log.warning("step %d: loss 0; every target of the step may be masked (-100)", position.step)
+        if not float(targets):
+            log.warning("step %d: all its targets are masked (-100); its loss and gradients are zero", position.step)
         self.reporter.train(record)
         self.reporter.update(samples_per_second=window.samples_per_second)
         window.restart()

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from src.flops import DecoderFlops, decoder_flops
+
 if TYPE_CHECKING:
     from src.parallel.plan import Plan
 
@@ -167,6 +169,13 @@ class GPT(nn.Module):
         from src.models.gpt_plan import plan  # imports DTensor: 1 s that only tensor parallelism pays
 
         return plan(self, sequence_parallel)
+
+    def flops(self) -> DecoderFlops:
+        """Of the whole model, a token: what MFU is worked out from."""
+        assert self.embedding is not None
+        assert self.positions is not None
+        tables = [self.positions] if self.tie_embeddings else [self.positions, self.embedding]
+        return decoder_flops(self, len(self.blocks), self.embedding.embedding_dim, looked_up=tables)
 
     def layer_parameters(self) -> list[int]:
         """Parameters of each layer; the first counts what comes before the layers, the last what comes after."""

@@ -11,6 +11,7 @@ from src.run import Experiment
 from src.task import Task
 from src.tasks.disk_space import warn_if_short
 from src.tasks.parts import of_every_rank, peaks, save_weights
+from src.tasks.utilization import utilization
 from src.trainer import Trainer
 
 
@@ -46,6 +47,7 @@ def joined(experiment: Experiment) -> tuple[Source, Source]:
     world, strategy = experiment.world, experiment.strategy
     model = experiment.make_model()
     parameters = sum(p.numel() for p in model.parameters())
+    experiment.flops = model.flops() if hasattr(model, "flops") else None
     experiment.reporter.update(
         world_size=world.world_size,
         data_parallel_size=experiment.sizes.data_parallel_size,
@@ -76,4 +78,5 @@ def make_trainer(experiment: Experiment, train: Source, test: Source, position: 
         experiment.control,
         metric=metric_of(experiment.data.kind),
         position=position,
+        utilization=utilization(experiment),
     )
