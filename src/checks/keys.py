@@ -19,6 +19,8 @@ from src.checks.plain_types import fits, readable, type_hints
 from src.config import TARGET_GROUPS, Config
 from src.errors import Refused, did_you_mean
 
+#: What omegaconf puts before the words of a resolver that refuses, which name the key to set.
+RAISED = f"{Refused.__name__} raised while resolving interpolation: "
 HYDRA_WORDS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 
@@ -65,10 +67,10 @@ def _resolve(cfg: DictConfig, keys: list[Any], found: "Findings") -> dict[Any, A
 
 def unresolved(error: OmegaConfBaseException, key: str) -> str:
     """The line for a ${...} to nowhere. key: where it was met, in case the error does not know better."""
-    if isinstance(error.__cause__, Refused):  # a resolver's own words, which name the key to set
-        return str(error.__cause__)
     where = getattr(error, "full_key", None) or key
     reason = str(error.msg if hasattr(error, "msg") and error.msg else error).splitlines()[0]
+    if reason.startswith(RAISED):
+        return reason.removeprefix(RAISED)
     return f"{where} can't be resolved: {reason}. Correct the ${{...}} that it holds."
 
 
