@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory):
         ("a.jsonl", b"", r"data.files: .*a.jsonl is empty"),
         ("a.csv", b"text\n", r"a.csv ends in none of .jsonl, .json, .txt, .parquet"),
         ("a.jsonl", GOOD.encode() * 2 + b'{"text": \n', r"a.jsonl, line 3 is no JSON: .*one object a line"),
-        ("a.jsonl", b"\n" + GOOD.encode() + b'{"words": "x", "n": 1}\n', r"a.jsonl, line 3 has no key 'text'; .*'words'"),
+        ("a.jsonl", b"\n" + GOOD.encode() + b'{"words": "x", "n": 1}\n', r"a.jsonl, line 3 has no key 'text'; it has"),
         ("a.jsonl", GOOD.encode() + b'{"text": 7}\n', r"a.jsonl, line 2: 'text' is a int, not a text"),
         ("a.jsonl", GOOD.encode() + b'"text"\n', r"a.jsonl, line 2 is a str, not an object"),
         ("a.jsonl", GOOD.encode() + b'{"text": "\\ud800"}\n', r"a.jsonl, line 2: 'text' holds half a character"),
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory):
         ("a.txt", b"all of one document\n", r"holds 1 document\(s\) with text; .*data.text_unit=paragraph"),
         ("a.jsonl", b'{"text": ""}\n' * 3, r"holds 0 document\(s\) with text"),
         ("a.parquet", b"no parquet", r"a.parquet can't be read as parquet"),
-        ("a.jsonl", GOOD.encode() * 3, r"2 train document\(s\) give not a training sequence of data.sequence_length=64"),
+        ("a.jsonl", GOOD.encode() * 3, r"2 train document\(s\) give not a training sequence of"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named_and_leaves_nothing(tmp_path, tokenizer, name, content, words):
