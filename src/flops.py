@@ -1,7 +1,7 @@
 """Floating-point operations that a token costs a decoder, and the share of the devices' peak that makes (MFU)."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -24,6 +24,13 @@ class DecoderFlops(NamedTuple):
     def formula(self) -> str:
         frozen = f" + 4 x {self.frozen:,} frozen" if self.frozen else ""
         return f"6 x {self.trained:,} parameters{frozen} + 12 x {self.layers} layers x {self.width} width x sequence"
+
+
+@runtime_checkable
+class CountsFlops(Protocol):
+    """A model that tells what a token costs it; of others no utilisation is worked out."""
+
+    def flops(self) -> DecoderFlops: ...
 
 
 def decoder_flops(model: nn.Module, layers: int, width: int, looked_up: Iterable[nn.Module]) -> DecoderFlops:

@@ -78,11 +78,11 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
                 f"data.files: {pattern} {what}. Give paths or globs of files, such as data.files=[texts/*.jsonl]."
             )
         found += paths
-    for path in found:
-        if path.suffix not in SUFFIXES:
-            raise Refused(f"data.files: {path} ends in none of {', '.join(SUFFIXES)}. Rename or convert it.")
-        if not path.stat().st_size:
-            raise Refused(f"data.files: {path} is empty. Leave it out, or fill it.")
+    for file in found:
+        if file.suffix not in SUFFIXES:
+            raise Refused(f"data.files: {file} ends in none of {', '.join(SUFFIXES)}. Rename or convert it.")
+        if not file.stat().st_size:
+            raise Refused(f"data.files: {file} is empty. Leave it out, or fill it.")
     return list(dict.fromkeys(found))
 
 

@@ -90,7 +90,7 @@ class HFText(Data):
 
     @classmethod
     def gives_positions(cls, arguments: Mapping[str, Any]) -> bool:
-        return arguments.get("packing", "documents") == "documents"
+        return bool(arguments.get("packing", "documents") == "documents")
 
     def prepare(self) -> None:
         self.fetch(tokenize_apart)
@@ -142,7 +142,7 @@ class HFText(Data):
         if not tokens.is_dir():
             documents = self.documents(found)
             print(f"tokenising {self.name or f'{len(found or [])} file(s)'} into {tokens}", file=sys.stderr)
-            make_once(tokens, partial(tokenize, documents=documents, tokenizer=tokenizer))
+            make_once(tokens, lambda folder: tokenize(folder, documents, tokenizer))
         samples = tokens / digest(self.packing, self.sequence_length, self.test_share, self.split_seed)
         make_once(samples, partial(self.pack, tokens))
         self.remember(samples)

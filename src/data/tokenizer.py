@@ -46,7 +46,7 @@ def load_tokenizer(name: str | None) -> Any:
 
 def vocabulary(name: str | None) -> int:
     """One more than the largest token: what a model's embedding must hold. Gaps count, added tokens too."""
-    return max(load_tokenizer(name).get_vocab().values()) + 1
+    return 1 + max(int(token) for token in load_tokenizer(name).get_vocab().values())
 
 
 def frame(tokenizer: Any) -> Frame:

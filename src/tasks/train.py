@@ -4,6 +4,7 @@ import time
 
 from src.data.base import Source
 from src.evaluation import metric_of
+from src.flops import CountsFlops
 from src.plan.forecast import Forecast, compared
 from src.position import Position
 from src.random_state import seed_all
@@ -47,7 +48,8 @@ def joined(experiment: Experiment) -> tuple[Source, Source]:
     world, strategy = experiment.world, experiment.strategy
     model = experiment.make_model()
     parameters = sum(p.numel() for p in model.parameters())
-    experiment.flops = model.flops() if hasattr(model, "flops") else None
+    if isinstance(model, CountsFlops):
+        experiment.flops = model.flops()
     experiment.reporter.update(
         world_size=world.world_size,
         data_parallel_size=experiment.sizes.data_parallel_size,
