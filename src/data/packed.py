@@ -27,7 +27,7 @@ class Slots(NamedTuple):
 
 
 class TokensSource(Source):
-    """targets_per_sample: None, since any number may be masked."""
+    """targets_per_sample: None, since any number may be masked; of windows without prompts all count."""
 
     targets_per_sample: int | None = None
 
@@ -104,6 +104,11 @@ class DocumentsSource(TokensSource):
 
 class RowWindowsSource(TokensSource):
     """Windows of one row of documents; the first token of the next document is predicted as well."""
+
+    def __init__(self, tokens: Tokens, samples: Samples, sequence_length: int, device: torch.device) -> None:
+        super().__init__(tokens, samples, sequence_length, device)
+        if not tokens.prompts.any():
+            self.targets_per_sample = sequence_length  # so that no step needs to ask the other ranks
 
     def gather(self, ids: Ids) -> tuple[Ints, Ints]:
         slots = self.slots(ids)

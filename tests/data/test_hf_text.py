@@ -129,6 +129,7 @@ def test_windows_run_on_into_the_next_document(tmp_path, lines, tokenizer):
     assert order == sorted(order), "the training documents in their order"
     assert everything(train).targets.flatten().tolist()[:-1] == row[1:]
     assert test.num_samples >= 1
+    assert train.targets_per_sample == 64
 
 
 def test_a_document_too_long_is_cut_and_no_target_lost(tmp_path, tokenizer):

@@ -1,0 +1,43 @@
+"""Folders that are made whole or not at all."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from src.data.once import make_once
+
+
+def write_half_and_die(folder):
+    (folder / "half").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_is_swept_up_and_made_anew(tmp_path):
+    folder = tmp_path / "root" / "made"
+    process = multiprocessing.get_context("fork").Process(target=make_once, args=(folder, write_half_and_die))
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    assert not folder.exists()
+    assert list(folder.parent.glob(".partial-*")), "it died in the middle"
+    make_once(folder, lambda empty: (empty / "whole").touch())
+    assert [path.name for path in folder.iterdir()] == ["whole"]
+    assert not list(folder.parent.glob(".partial-*"))
+    make_once(folder, lambda empty: pytest.fail("it is there"))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_fails_leaves_no_trace(tmp_path, error):
+    def fail(empty):
+        (empty / "half").touch()
+        raise error
+
+    with pytest.raises(error):
+        make_once(tmp_path / "a" / "b" / "made", fail)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(error):
+        make_once(tmp_path / "kept" / "made", fail)
+    assert not [path for path in (tmp_path / "kept").iterdir() if not path.name.endswith(".lock")]
