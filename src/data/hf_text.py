@@ -76,7 +76,7 @@ class HFText(Data):
     def problems(self) -> list[str]:
         """What is wrong with the keys by themselves."""
         found = []
-        if bool(self.files) == (self.name is not None):
+        if self.files and self.name is not None:
             found.append("data=hf_text reads either data.files or data.name. Give one of the two.")
         if self.sequence_length < 2:
             found.append(f"data.sequence_length={self.sequence_length} predicts nothing; choose 2 or more.")
@@ -93,6 +93,8 @@ class HFText(Data):
         return bool(arguments.get("packing", "documents") == "documents")
 
     def prepare(self) -> None:
+        if not self.files and self.name is None:  # which a plan needs not
+            raise Refused("data=hf_text has nothing to read. Give data.files=[<paths>] or data.name=<hub data set>.")
         self.fetch(tokenize_apart)
 
     def example(self, micro_batch_size: int) -> MicroBatch:

@@ -67,7 +67,6 @@ def test_a_bad_parquet_is_named(tmp_path, tokenizer, column, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"files": None}, "reads either data.files or data.name"),
         ({"name": "x/y"}, "reads either data.files or data.name"),
         ({"sequence_length": 1}, "data.sequence_length=1 predicts nothing; choose 2 or more"),
         ({"test_share": 0.0}, "data.test_share=0.0 is no share"),
@@ -79,6 +78,13 @@ def test_a_bad_parquet_is_named(tmp_path, tokenizer, column, words):
 def test_bad_keys_are_refused(tokenizer, given, words):
     with pytest.raises(Refused, match=words):
         HFText(**{"tokenizer": tokenizer, "sequence_length": 8, "files": ["a.jsonl"], **given})
+
+
+def test_a_plan_needs_no_files_and_a_run_does(tokenizer):
+    data = HFText(tokenizer, 8)
+    assert data.example(2).inputs.shape == (2, 2, 8)
+    with pytest.raises(Refused, match="data=hf_text has nothing to read. Give data.files="):
+        data.prepare()
 
 
 @pytest.mark.parametrize(
