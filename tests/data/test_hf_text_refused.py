@@ -83,7 +83,7 @@ def test_bad_keys_are_refused(tokenizer, given, words):
 def test_a_plan_needs_no_files_and_a_run_does(tokenizer):
     data = HFText(tokenizer, 8)
     assert data.example(2).inputs.shape == (2, 2, 8)
-    with pytest.raises(Refused, match="data=hf_text has nothing to read. Give data.files="):
+    with pytest.raises(Refused, match=r"data=hf_text has nothing to read\. Give data\.files="):
         data.prepare()
 
 
