@@ -79,9 +79,8 @@ def sentences(rows: Sequence[Row], conditions: str) -> list[str]:
     for row in rows:
         if row.variant.startswith("Top-K"):
             share = ratio(rows, row)
-            bar = f" (bar: at most {BAR})" if row.link == first.link else " (as it is, slower or not)"
-            words = "slower than" if share > 1 else "of"
-            found.append(f"{row.variant} on {row.link}: a step takes {share:.3f} {words} a dense one{bar}.")
+            bar = f" (bar: at most {BAR})" if row.link == first.link else ""
+            found.append(f"{row.variant} on {row.link}: a step takes {share:.3f} of a dense one{bar}.")
     return found
 
 

@@ -103,13 +103,14 @@ class TwoHosts:
                 )  # fmt: skip
         try:
             _wait_for_all(started, end)
-        except (HostFailed, TimeoutError) as error:
-            raise HostFailed(f"{error or f'not done after {timeout:g} s'}\n{_last_words(logs)}") from None
+        except HostFailed as failed:
+            raise HostFailed(f"{failed}\n{_last_words(logs)}") from None
+        except TimeoutError:
+            raise HostFailed(f"not done after {timeout:g} s\n{_last_words(logs)}") from None
         finally:
             for process in started.values():
                 process.terminate()  # one may be about to enter its namespace, and none is left in the other
-            for name in self.names:
-                end_processes(name)
+            end_processes(*self.names)
             for process in started.values():
                 process.wait()
 
@@ -153,10 +154,10 @@ def remove(name: str) -> None:
         _run("ip", "netns", "delete", name)
 
 
-def end_processes(name: str) -> None:
-    """SIGTERM, and after a grace SIGKILL, to each process in a namespace; returns when none is left."""
+def end_processes(*names: str) -> None:
+    """SIGTERM, and after a grace SIGKILL, to each process in the namespaces; returns when none is left."""
     signal_number, patience = signal.SIGTERM, time.monotonic() + GRACE_SECONDS
-    while processes := _processes(name):
+    while processes := [process for name in names for process in _processes(name)]:
         for process in processes:
             try:
                 os.kill(process, signal_number)
