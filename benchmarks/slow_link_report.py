@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 REFERENCE = "dense"
-BAR = 0.15  # a Top-K step over a dense one, on the slowest link
+BAR, BAR_LINK = 0.15, "100 Mbit/s"  # the most that a Top-K step may take of a dense one there
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def sentences(rows: Sequence[Row], conditions: str) -> list[str]:
     for row in rows:
         if row.variant.startswith("Top-K"):
             share = ratio(rows, row)
-            bar = f" (bar: at most {BAR})" if row.link == first.link else ""
+            bar = f" (bar: at most {BAR})" if row.link == BAR_LINK else ""
             found.append(f"{row.variant} on {row.link}: a step takes {share:.3f} of a dense one{bar}.")
     return found
 

@@ -41,9 +41,9 @@ def refuse_without_means() -> None:
     """Refused, in one line, where namespaces can't be made."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         raise Refused("two hosts on one machine are network namespaces, and only root makes them: run this with sudo.")
-    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    missing = [program for program in ("ip", "tc", "setpriv") if shutil.which(program) is None]
     if missing:
-        raise Refused(f"{' and '.join(missing)} not found: install iproute2 (apt-get install iproute2).")
+        raise Refused(f"{' and '.join(missing)} not found: install iproute2 and util-linux (apt-get install ...).")
 
 
 class TwoHosts:
@@ -96,9 +96,11 @@ class TwoHosts:
         started: dict[str, subprocess.Popen[bytes]] = {}
         for name, command, log in zip(self.names, commands, logs, strict=True):
             with log.open("wb") as output:
-                # A session of its own: a Ctrl-C at the terminal reaches only this process, which then ends all.
+                # A session of its own: a Ctrl-C at the terminal reaches only this process, which then ends all. Where
+                # this process is killed, the kernel ends them.
+                inside = ["setpriv", "--pdeathsig", "TERM", "ip", "netns", "exec", name]
                 started[name] = subprocess.Popen(
-                    ["ip", "netns", "exec", name, *command], cwd=cwd, env=env, stdin=subprocess.DEVNULL,
+                    [*inside, *command], cwd=cwd, env=env, stdin=subprocess.DEVNULL,
                     stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
         try:
@@ -136,8 +138,10 @@ def _wait_for_all(started: dict[str, subprocess.Popen[bytes]], end: float) -> No
 
 
 def _last_words(logs: Sequence[Path]) -> str:
+    """The last 20 lines of each log; of torchrun's, those before it tells at length that a process has failed."""
+    said = [log.read_text(errors="replace").split(" failed (exitcode")[0] for log in logs]
     return "\n".join(
-        f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-20:]) for log in logs
+        "\n".join([f"--- {log.name}", *text.splitlines()[-20:]]) for log, text in zip(logs, said, strict=True)
     )
 
 
