@@ -180,6 +180,8 @@ def build(
             sizes.micro_batch_size,
             sizes.accumulate,
             trainer["max_grad_norm"],
+            # An option without a target compresses nothing.
+            instantiate(config["compression"], _convert_="all") if config["compression"] else None,
         ),
         sizes=sizes,
         limits=limits_of(trainer),

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from src.checkpoint.whole import FOLDER, newest_whole, step_name
 from src.finite import REMEDY, NonFiniteLoss
+from src.inheritance import PREFIX, Heir, own_tensors
 from src.position import Position
 from src.random_state import random_states, restore_random_states, seed_all
-from src.strategies.base import Strategy
+from src.strategies.base import State, Strategy
 from src.world import World
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class Snapshots:
         if position.step == self.saved_step:
             return path
         state = self.strategy.state()
-        if not all_finite(state.tensors, self.world):
+        tensors = {**state.tensors, **own_tensors(state, self.strategy.data.rank)}
+        if not all_finite(tensors, self.world):
             # The loss of this step was finite; what it did to the weights was not.
             raise NonFiniteLoss(
                 f"step {position.step}: weights or optimizer states are not finite, and are not saved."
@@ -94,7 +96,7 @@ class Snapshots:
         }
         self.open_store().save(
             position.step,
-            {**state.tensors, **self.random_tensors()},
+            {**tensors, **self.random_tensors()},
             plain,
             best=is_best,
             asynchronous=self.plan.asynchronous and in_background,
@@ -121,15 +123,19 @@ class Snapshots:
         from src.checkpoint.loading import load  # torch.distributed.checkpoint, 1 s
         from src.checkpoint.manifest import read_manifest
 
-        plain = read_manifest(checkpoint).state
+        manifest = read_manifest(checkpoint)
+        plain = manifest.state
         position = Position(**plain["position"])
         state, random = self.strategy.state(), self.random_tensors()
         # Another number of data ranks has no use for these streams.
         knows_random = plain["data_parallel_size"] == self.strategy.data.size and plain["random"] == sorted(
             name.rsplit(".", 1)[1] for name in random
         )
-        load(checkpoint, {**state.tensors, **(random if knows_random else {})}, leave=("random.",))
-        self.strategy.load_state(state._replace(plain=plain["strategy"]))
+        heir = Heir(self.strategy.data, plain["data_parallel_size"], manifest.tensors)
+        inherited = heir.tensors(state, self.world.device)
+        wanted = {**state.tensors, **inherited, **(random if knows_random else {})}
+        load(checkpoint, wanted, leave=("random.", PREFIX))
+        self.strategy.load_state(State(state.tensors, plain["strategy"], heir.rank_state(inherited)))
         if knows_random:
             states = {name.rsplit(".", 1)[1]: tensor for name, tensor in random.items()}
             restore_random_states(states, self.world.device)
@@ -148,7 +154,7 @@ class Snapshots:
 
         state = self.strategy.state()
         model = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
-        manifest = load(checkpoint, model, leave=("optimizer.", "random."))
+        manifest = load(checkpoint, model, leave=("optimizer.", "random.", PREFIX))
         self.strategy.load_state(state)
         return Position(**manifest.state["position"])
 

@@ -189,7 +189,7 @@ class Trainer:
         if not float(targets):
             log.warning("step %d: all its targets are masked (-100); its loss and gradients are zero", position.step)
         self.reporter.train(record)
-        self.reporter.update(samples_per_second=window.samples_per_second)
+        self.reporter.update(samples_per_second=window.samples_per_second, **self.strategy.totals())
         window.restart()
 
     def reduce(self, loss_sum: Tensor | None) -> float:

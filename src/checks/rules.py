@@ -20,7 +20,7 @@ from src.checks.setting import known_setting, strategy_class, task_class
 from src.checks.trial import on_meta
 from src.errors import Refused
 from src.evaluation import metric_of
-from src.precision import PRECISIONS
+from src.precision import PRECISIONS, Precision
 from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
 from src.strategies.base import Setting, Strategy, Support
@@ -56,6 +56,7 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
         return found + refused.problems
     setting, unknowns = known_setting(config)
     found += unknowns + _support_problems(setting, strategy)
+    found += _compression_problems(setting, strategy.supports, config["compression"])
     if not unknowns:
         found += strategy.problems(setting)
         found += _resume_problems(task, config)
@@ -103,6 +104,31 @@ def _support_problems(setting: Setting, strategy: type[Strategy]) -> list[str]:
             "precision=tf32 is a mode of NVIDIA GPUs (Ampere and later), and launch.device is cpu. Use precision=fp32."
         )
     return found + _shard_size_problems(setting)
+
+
+def _compression_problems(setting: Setting, supports: Support, arguments: dict[str, Any]) -> list[str]:
+    """A compressor against the strategy, the precision, and what it says of its own arguments."""
+    compressor = setting.compressor
+    if compressor is None:
+        return []
+    name, found = compressor.option(), compressor.problems(arguments)
+    if not supports.compresses:
+        found.append(
+            f"compression={name} stands between gradients and the all-reduce of a strategy that lets it, but"
+            f" strategy={setting.strategy_name} {supports.layout}. Use {options_that(lambda other: other.compresses)},"
+            " or compression=none."
+        )
+    if (
+        setting.precision in PRECISIONS
+        and Precision(setting.precision).needs_scaler
+        and not compressor.bears_loss_scale
+    ):
+        found.append(
+            f"compression={name} keeps {compressor.keeps} for the next step, but precision={setting.precision} scales"
+            " each step's loss anew and skips steps that overflow. Use precision=bf16, or a compression that keeps"
+            " nothing."
+        )
+    return found
 
 
 def options_that(can: Callable[[Support], bool]) -> str:

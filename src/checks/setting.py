@@ -1,12 +1,13 @@
 """What an experiment's configuration works out to: its strategy, device, ranks and batch sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 
 from src.batch import BatchSizes
 from src.checks.keys import locate
+from src.compression.base import Compression
 from src.environment import num_cores, torchrun_ranks
 from src.errors import Refused
 from src.sharding import Sharding
@@ -31,6 +32,16 @@ def task_class(config: dict[str, Any]) -> type[Task]:
     found = locate(config["task"]["_target_"])
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise Refused(f"task._target_={config['task']['_target_']} is no Task; see src/task.py.")
+    return found
+
+
+def compressor_class(node: Mapping[str, Any]) -> type[Compression] | None:
+    """The class behind `compression`, never built here; None where the option builds nothing."""
+    if not node:
+        return None
+    found = locate(str(node["_target_"]))
+    if not (isinstance(found, type) and issubclass(found, Compression)):
+        raise Refused(f"compression._target_={node['_target_']} is no Compression; see src/compression/base.py.")
     return found
 
 
@@ -136,6 +147,7 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         optimizer=config["optimizer"],
         data=config["data"],
         local_size=attempt(ranks_of_a_machine, config, otherwise=None),
+        compressor=attempt(compressor_class, config["compression"], otherwise=None),
     )
     return setting, list(dict.fromkeys(unknowns))
 

@@ -157,10 +157,10 @@ class AutogradStrategy(Strategy):
 
     def state(self) -> State:
         average_buffers(self.model, self.data)
-        tensors, plain = self.take_state()
+        state = self.take_state()
         if self.scaler is not None:
-            plain["scaler"] = states.scaler_state(self.scaler)
-        return State(tensors, plain)
+            state.plain["scaler"] = states.scaler_state(self.scaler)
+        return state
 
     def load_state(self, state: State) -> None:
         self.put_back_state(state)

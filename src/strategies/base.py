@@ -15,10 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from src.batch import MicroBatch
+from src.compression.base import Compression
 from src.objective import EvalSums
 from src.precision import Precision
 from src.sharding import Sharding
 from src.strategies.footprint import HasFootprint
+from src.strategies.rank_state import RankState
 from src.world import World
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -60,6 +62,7 @@ class State(NamedTuple):
 
     tensors: dict[str, Tensor]
     plain: dict[str, Any]
+    of_rank: RankState | None = None  # None: ranks have nothing of their own
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Support:
     can_be_traced: whether its engine runs on fake tensors.
     model_carries: methods that a model must have, and what each says, to complete "model cnn does not say ...".
     omits: the communication that `unsynchronized` leaves out of a step, in words; None: it can leave out none.
-    omits_not: what it has to keep beside that.
+    omits_not: what it has to keep beside that. compresses: whether a compressor can stand before its links.
     """
 
     layout: str
@@ -84,6 +87,7 @@ class Support:
     model_carries: Mapping[str, str] = field(default_factory=dict)
     omits: str | None = None
     omits_not: str | None = None
+    compresses: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class Setting:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     local_size: int | None = None
+    compressor: type[Compression] | None = None  # the class behind the node compression; None: it builds nothing
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class BuildSpec:
     micro_batch_size: int = 1
     accumulate: int = 1
     max_grad_norm: float | None = None
+    compression: Compression | None = None  # None: gradients travel as they are
 
 
 class Strategy(HasFootprint, ABC):
@@ -234,6 +240,10 @@ class Strategy(HasFootprint, ABC):
         """What a logged step says beyond the usual, such as the loss scale. Every rank asks, and may communicate."""
         return {}
 
+    def totals(self) -> dict[str, Any]:
+        """What summary.json says of the run so far beyond the usual, in JSON's types."""
+        return {}
+
     def imagined(self) -> "Strategy":
         """What is built on fake tensors in this one's place, unbuilt: itself, unless its engine reads from memory."""
         return self
@@ -241,10 +251,3 @@ class Strategy(HasFootprint, ABC):
     def close(self) -> None:
         """Release what build took; must not communicate, since peers may be gone."""
         return None
-
-
-def fused_sgd_problems(setting: Setting) -> list[str]:
-    """For strategies whose parameters are DTensors."""
-    if setting.optimizer.get("_target_") == "torch.optim.SGD" and setting.optimizer.get("fused"):
-        return ["optimizer.fused=true: torch has no fused SGD for sharded tensors. Use optimizer.fused=false."]
-    return []

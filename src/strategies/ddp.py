@@ -3,6 +3,7 @@
 Every rank holds the whole model; gradients are all-reduced in buckets while backward still runs.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,20 +14,29 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from src.batch import MicroBatch
+from src.compression.base import Compression
 from src.footprint import Footprint, ModelSizes, Part
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
-from src.strategies.base import BuildSpec, Setting, Support
+from src.strategies.base import BuildSpec, Setting, State, Support
+from src.strategies.ddp_hook import Hook, exchange_alone, hook_problems
 from src.strategies.footprint import Shares, gradients_as_they_come, states
+from src.strategies.rank_state import RankState
+
+log = logging.getLogger(__name__)
 
 
 class DDP(AutogradStrategy):
     """bucket_cap_mb: MiB a bucket. The other arguments are DistributedDataParallel's own."""
 
     supports = Support(
-        layout="keeps a whole copy on every rank", sharding=frozenset({"none"}), omits="the all-reduces of gradients"
+        layout="keeps a whole copy on every rank",
+        sharding=frozenset({"none"}),
+        omits="the all-reduces of gradients",
+        compresses=True,
     )
     model: DistributedDataParallel
     synchronizes = True  # but in `unsynchronized`
+    compression: Compression | None = None
 
     def __init__(
         self,
@@ -54,6 +64,7 @@ class DDP(AutogradStrategy):
                 f"strategy.static_graph=true with trainer.accumulate={setting.accumulate}: the first step's no_sync"
                 " breaks the recorded graph. Use strategy.static_graph=false, or trainer.accumulate=1."
             )
+        found += hook_problems(setting)
         bucket_cap_mb = setting.arguments.get("bucket_cap_mb", 1)
         if bucket_cap_mb <= 0:
             found.append(f"strategy.bucket_cap_mb={bucket_cap_mb} holds no gradient; choose more than 0.")
@@ -91,7 +102,13 @@ class DDP(AutogradStrategy):
         memory_format = getattr(model, "memory_format", torch.preserve_format)
         model = model.to(spec.world.device, memory_format=memory_format)  # type: ignore[call-overload]
         device_ids = [spec.world.device.index] if spec.world.device.type == "cuda" else None
-        return self.wrapper(model, device_ids=device_ids, **self.options)
+        wrapped = self.wrapper(model, device_ids=device_ids, **self.options)
+        if spec.compression is not None and self.wrapper is DistributedDataParallel:
+            self.compression = spec.compression
+            Hook(self.compression).register(wrapped, self.data)
+            if spec.world.is_main:
+                log.info(self.compression.announcement())
+        return wrapped
 
     def imagined(self) -> "DDP":
         from src.strategies.ddp_imagined import ImaginedDDP
@@ -115,7 +132,10 @@ class DDP(AutogradStrategy):
 
     def synchronization_alone(self, num_microbatches: int) -> Callable[[], None]:
         # Only the reducer knows its buckets, whose first is small, and which are made anew after the first step.
-        buckets = [bucket.buffer() for bucket in self.model.reducer._get_zeros_like_grad_buckets()]
+        zeros = self.model.reducer._get_zeros_like_grad_buckets()
+        if self.compression is not None:
+            return exchange_alone(self.compression.timed(), zeros)
+        buckets = [bucket.buffer() for bucket in zeros]
 
         def all_reduce() -> None:
             for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:  # under way at once, as DDP's
@@ -145,3 +165,33 @@ class DDP(AutogradStrategy):
 
     def bare_modules(self) -> list[nn.Module]:
         return [self.model.module]
+
+    def state(self) -> State:
+        state = super().state()
+        if self.compression is None:
+            return state
+        plain = {**state.plain, "compression": dict(self.compression.plain())}
+        return State(state.tensors, plain, RankState((self.compression.tensors(),)))
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        if self.compression is not None:
+            parts, same_ranks = RankState(()) if state.of_rank is None else state.of_rank
+            self.compression.go_on_from(parts, same_ranks and len(parts) == 1, state.plain.get("compression"))
+
+    def remember(self) -> None:
+        super().remember()
+        if self.compression is not None:
+            self.compression.remember()
+
+    def discard(self) -> None:
+        super().discard()
+        if self.compression is not None:
+            self.compression.discard()
+
+    def extra_metrics(self) -> dict[str, float]:
+        compressed = {} if self.compression is None else self.compression.metrics()
+        return super().extra_metrics() | compressed
+
+    def totals(self) -> dict[str, Any]:
+        return {} if self.compression is None else {"compression": self.compression.ledger.totals()}

@@ -14,7 +14,8 @@ from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
 from src.parallel.data import data_parallel, forget_whole_gradients, gradient_reductions, omit_sync, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
-from src.strategies.base import BuildSpec, Setting, Support, fused_sgd_problems
+from src.strategies.base import BuildSpec, Setting, Support
+from src.strategies.plan_problems import fused_sgd_problems
 from src.strategies.unit_footprint import unit_footprint
 
 if TYPE_CHECKING:

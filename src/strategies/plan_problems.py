@@ -7,6 +7,8 @@ from typing import cast
 
 from torch import nn
 
+from src.strategies.base import Setting
+
 #: The methods of `src.parallel.tensor.Splittable`, and what each says.
 CARRIES = {"tensor_plan": "how its layers are split", "tensor_counts": "what the number of ranks must divide"}
 
@@ -42,3 +44,10 @@ def stage_plan_problems(stages: list[nn.Module], sequence_parallel: bool) -> lis
             stage, cast(Splittable, stage).tensor_plan(sequence_parallel), f"stage {number} of {type(stage).__name__}"
         )
     ]
+
+
+def fused_sgd_problems(setting: Setting) -> list[str]:
+    """For strategies whose parameters are DTensors."""
+    if setting.optimizer.get("_target_") == "torch.optim.SGD" and setting.optimizer.get("fused"):
+        return ["optimizer.fused=true: torch has no fused SGD for sharded tensors. Use optimizer.fused=false."]
+    return []

@@ -237,10 +237,10 @@ class PipelineParallel(pp_footprint.PipelineFootprint, AutogradStrategy):
         return list(cast(nn.ModuleList, self.model))
 
     def take_state(self) -> State:
-        tensors, plain = super().take_state()
+        state = super().take_state()
         steps: list[Any] = [None] * self.pp  # of every stage; their tensors stay where they are
-        dist.all_gather_object(steps, plain["steps"], group=self.pipeline.group)
-        return State(tensors, {"steps": {name: count for stage in steps for name, count in stage.items()}})
+        dist.all_gather_object(steps, state.plain["steps"], group=self.pipeline.group)
+        return State(state.tensors, {"steps": {name: count for stage in steps for name, count in stage.items()}})
 
 
 def padded(microbatches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:

@@ -14,9 +14,9 @@ from src.parallel.pipeline import (
     takes_microbatches,
     usual_stages,
 )
-from src.strategies.base import Setting, fused_sgd_problems
+from src.strategies.base import Setting
 from src.strategies.degrees import lone_sequence_problems, tensor_problems
-from src.strategies.plan_problems import lacking_problems, stage_plan_problems
+from src.strategies.plan_problems import fused_sgd_problems, lacking_problems, stage_plan_problems
 
 
 def problems(setting: Setting) -> list[str]:

@@ -18,10 +18,10 @@ from src.mesh import make_mesh
 from src.objective import EvalSums
 from src.parallel.data import data_parallel, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers
-from src.strategies.base import Axis, BuildSpec, Setting, Support, fused_sgd_problems
+from src.strategies.base import Axis, BuildSpec, Setting, Support
 from src.strategies.degrees import data_axis, data_ranks, lone_sequence_problems, tensor_problems
 from src.strategies.footprint import MAX_TENSOR_DEGREE, ModelPart
-from src.strategies.plan_problems import CARRIES
+from src.strategies.plan_problems import CARRIES, fused_sgd_problems
 from src.strategies.unit_footprint import layer_traffic, part_footprint
 
 

@@ -1,0 +1,86 @@
+"""A compressor as DistributedDataParallel's communication hook."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from src.compression.base import Answer, Bucket, Compression, Ranks
+from src.compression.residuals import parameter_names
+from src.strategies.base import Axis, Setting
+
+
+def hook_problems(setting: Setting) -> list[str]:
+    """What DDP's own options do to a compressor that keeps something from step to step."""
+    if setting.compressor is None or setting.compressor.keeps is None:
+        return []
+    name, keeps = setting.compressor.option(), setting.compressor.keeps
+    found = []
+    if setting.arguments.get("static_graph"):
+        found.append(
+            f"strategy.static_graph=true with compression={name}: torch makes its buckets anew after the first real"
+            f" step, and {keeps} belongs to a bucket from the start. Use strategy.static_graph=false."
+        )
+    if setting.arguments.get("find_unused_parameters"):
+        found.append(
+            f"strategy.find_unused_parameters=true with compression={name}: in a step that does not use a parameter,"
+            f" torch throws away {keeps} of it. Use strategy.find_unused_parameters=false, and freeze what is unused."
+        )
+    return found
+
+
+class Hook:
+    """What DDP calls with each bucket of gradients, once all of them are there; it takes DDP's averaging over."""
+
+    def __init__(self, compression: Compression) -> None:
+        self.compression = compression
+        self.is_arranging = False
+
+    def register(self, wrapped: DistributedDataParallel, axis: Axis) -> None:
+        """Collective."""
+        self.compression.begin(Ranks(axis.size, axis.group), parameter_names(wrapped.module))
+        wrapped.register_comm_hook(self, answer_bucket)  # type: ignore[no-untyped-call]
+        if self.compression.keeps is not None:
+            self.arrange(wrapped)
+
+    def arrange(self, wrapped: DistributedDataParallel) -> None:
+        """Let DDP make its lasting buckets now, by a backward that touches all parameters, the last one first.
+
+        It makes them after its first backward, in the order in which gradients came. What is sent depends on the
+        buckets: a resumed run, whose first backward is a later step, would send something else than the unbroken one.
+        """
+        module = wrapped.module
+        self.is_arranging = True
+        module.forward = lambda: sum(p.sum() for p in module.parameters() if p.requires_grad)
+        try:
+            wrapped().backward()
+        finally:
+            del module.forward
+            self.is_arranging = False
+        for parameter in module.parameters():
+            parameter.grad = None
+
+
+def answer_bucket(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    if hook.is_arranging:
+        answer: Answer = torch.futures.Future()
+        answer.set_result(bucket.buffer())
+        return answer
+    return hook.compression.exchange(bucket)
+
+
+def exchange_alone(compression: Compression, zeros: Sequence[Bucket]) -> Callable[[], None]:
+    """What a step's exchanges take with nothing beside them, to be called again and again.
+
+    zeros: buckets of the reducer's, whose gradients are filled with noise: nothing stands out among zeros.
+    """
+    for bucket in zeros:
+        bucket.buffer().normal_()
+
+    def exchange() -> None:
+        for answer in [compression.exchange(bucket) for bucket in zeros]:  # under way at once, as DDP's
+            answer.wait()
+
+    return exchange
