@@ -11,6 +11,7 @@ from src.compression.base import Answer, Bucket, Compression, Plain, Ranks, name
 from src.compression.ledger import INDEX_BYTES, all_gather_bytes, break_even_density
 from src.compression.selection import Sampled, count_of, largest
 
+MOST_VALUES = 2**31 - 1  # that an int32 can number
 SELECTIONS = ("exact", "sampled")
 
 
@@ -56,7 +57,18 @@ class TopK(Compression):
     def compress(self, bucket: Bucket) -> Answer:
         if self.ledger.steps < self.warmup_steps:
             return self.dense(bucket)
+        packed, payload = self.share(bucket)
+        self.ledger.add(all_gather_bytes(packed.numel(), self.ranks.size), self.dense_bytes(bucket.buffer()))
+        return self.gather(packed, payload, bucket.buffer())
+
+    def share(self, bucket: Bucket) -> tuple[Tensor, "Payload"]:
+        """What this rank sends of a bucket, packed; the rest is kept, where it is kept. Spoils the bucket's buffer."""
         buffer = bucket.buffer()
+        if buffer.numel() > MOST_VALUES:
+            raise ValueError(
+                f"a bucket holds {buffer.numel()} gradients, and {INDEX_BYTES} bytes count to {MOST_VALUES}. Lower"
+                " strategy.bucket_cap_mb, or use compression=powersgd."
+            )
         if self.error_feedback:
             # In shares of the mean, not of the sum: the number of ranks may be another after a resume.
             values = self.residuals.of(bucket.index(), buffer, bucket.parameters())
@@ -69,10 +81,11 @@ class TopK(Compression):
         packed = payload.pack(values[indices], indices)
         if self.error_feedback:
             values.index_fill_(0, indices, 0)
-        self.ledger.add(all_gather_bytes(packed.numel(), self.ranks.size), self.dense_bytes(buffer))
-        return self.gather(packed, payload, buffer)
+        return packed, payload
 
     def select(self, bucket: Bucket, values: Tensor, count: int) -> Tensor:
+        if count == values.numel():
+            return torch.arange(count, device=values.device)
         if self.selection == "exact":
             return largest(values, count)
         bucket_name = self.residuals.names[bucket.parameters()[0]]
