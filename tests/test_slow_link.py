@@ -149,6 +149,12 @@ def test_the_picture_is_one_page_that_loads_nothing(tmp_path: Path) -> None:
         assert words in page
 
 
+@pytest.mark.parametrize(("load", "is_busy"), [(0.5, False), (1000.0, True)])
+def test_a_machine_that_has_other_work_is_said_to(monkeypatch: pytest.MonkeyPatch, load: float, is_busy: bool) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    assert ("BUSY" in slow_link.machine()) == is_busy
+
+
 def test_without_root_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
