@@ -122,6 +122,14 @@ class PowerSGD(Compression):
         for kind in self.factors:
             self.factors[kind] = {n: t.clone() for n, t in named(parts[0], kind).items()} if same_ranks else {}
 
+    def remember(self) -> None:
+        super().remember()
+        self.draws = self.hook_state.rng.get_state()  # of the first Q of a bucket
+
+    def discard(self) -> None:
+        super().discard()
+        self.hook_state.rng.set_state(self.draws)
+
 
 class InOrderOfMemory:
     """A bucket whose gradients are contiguous views, in the order in which their elements lie there.

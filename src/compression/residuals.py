@@ -63,7 +63,8 @@ class Residuals:
         """The sum of squares over all parameters, scalar, fp32; None before anything was kept."""
         if not self.views:
             return None
-        return torch.stack(list(torch._foreach_norm(list(self.views.values())))).float().square().sum()
+        kept = [self.views[name] for name in sorted(self.views)]  # a resumed run has met them in another order
+        return torch.stack(list(torch._foreach_norm(kept))).float().square().sum()
 
 
 def same(held: Sequence[Tensor], given: Sequence[Tensor]) -> bool:
