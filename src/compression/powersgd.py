@@ -105,7 +105,7 @@ class PowerSGD(Compression):
         """Keep what the hook has made of it."""
         state, index, parameters = self.hook_state, bucket.index(), bucket.parameters()
         if self.error_feedback:
-            self.residuals.of(index, bucket.buffer(), parameters).copy_(state.error_dict.pop(index))
+            self.residuals.replace(index, state.error_dict[index])
         name = self.residuals.names[parameters[0]]
         self.factors["p"][name], self.factors["q"][name] = state.p_memory_dict[index], state.q_memory_dict[index]
 

@@ -42,6 +42,13 @@ class Residuals:
         self.flats[index] = Flat(list(parameters), values)
         return values
 
+    def replace(self, index: int, values: Tensor) -> None:
+        """Make `values`, laid out as what `of` gave for bucket `index`, its residual."""
+        held = self.flats[index]
+        held.values = values
+        for parameter, view in zip(held.parameters, views_into(values, held.parameters), strict=True):
+            self.views[self.names[parameter]] = view
+
     def named(self) -> dict[str, Tensor]:
         """Live, by parameter, in its shape."""
         return dict(self.views)

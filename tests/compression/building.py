@@ -45,8 +45,9 @@ def built(
     max_grad_norm: float | None = 0.5,
     precision: str = "fp32",
     lr: float = 0.1,
+    **options: Any,
 ) -> DDP:
-    strategy = DDP(bucket_cap_mb=bucket_cap_mb)
+    strategy = DDP(bucket_cap_mb=bucket_cap_mb, **options)
     spec = BuildSpec(world, Precision(precision), max_grad_norm=max_grad_norm, compression=made(name, arguments))
     strategy.build(linear_model() if model is None else model, partial(torch.optim.SGD, lr=lr), spec)
     return strategy

@@ -76,6 +76,26 @@ def test_channels_last_weights_train_to_the_same_bits(pool, kind):
         assert torch.equal(weight, other[name]), name
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("topk", {"gradient_as_bucket_view": False}),
+        ("powersgd", {"gradient_as_bucket_view": False}),
+        ("fp16", {"static_graph": True}),
+        ("bf16", {"static_graph": True}),
+        ("fp16", {"find_unused_parameters": True}),
+    ],
+)
+def test_ddps_own_options_change_no_number(pool, kind, options):
+    for (steps, ours), (expected, theirs) in zip(
+        pool.run(2, trained, *KINDS[kind], 6, options, {"count": 1}),
+        pool.run(2, trained, *KINDS[kind], 6, None, {"count": 1}),
+        strict=True,
+    ):
+        assert steps == expected
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
 def owed_and_paid(world, arguments, convolutional):
     """Over five steps: the dense mean gradients, and what was applied plus what all ranks still keep."""
     model, shape = (convolutional_model(), (1, 8, 8)) if convolutional else (linear_model(), (4,))

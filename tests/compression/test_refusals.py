@@ -31,7 +31,7 @@ REFUSED = {
     "compression=topk strategy.find_unused_parameters=true": "find_unused_parameters=true with compression=topk",
     "compression=topk precision=fp16": "Use precision=bf16, or a compression that keeps nothing.",
     "compression=powersgd precision=fp16": "compression=powersgd keeps what the products miss",
-    "compression=topk compression._target_=src.models.cnn.CNN": "is no Compression; see src/compression/base.py.",
+    "compression=fp16 compression._target_=collections.OrderedDict": "is no Compression; see src/compression/base.py.",
 }
 ACCEPTED = [
     "compression=topk compression.ratio=1.0",
