@@ -37,7 +37,7 @@ def task_class(config: dict[str, Any]) -> type[Task]:
 
 def compressor_class(node: Mapping[str, Any]) -> type[Compression] | None:
     """The class behind `compression`, never built here; None where the option builds nothing."""
-    if not node:
+    if "_target_" not in node:
         return None
     found = locate(str(node["_target_"]))
     if not (isinstance(found, type) and issubclass(found, Compression)):
