@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from src.checks.acceptance import accepts
-from src.checks.rules import STRATEGIES
+from src.checks.remedies import STRATEGIES
 from src.checks.setting import known_setting, strategy_class
 from src.plan.search import degrees_of
 from src.sharding import LEVELS

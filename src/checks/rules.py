@@ -4,18 +4,16 @@ Each problem is one line: the choice, the reason, the remedy. No rule names a st
 can't do stands in its `Support`, what only it refuses in its `problems`.
 """
 
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from src.checks.auto_batch import settle_micro_batch
 from src.checks.keys import locate, resolve
 from src.checks.positions import position_problems
 from src.checks.ranges import at, range_problems
+from src.checks.remedies import models_with, options_that
 from src.checks.setting import known_setting, strategy_class, task_class
 from src.checks.trial import on_meta
 from src.errors import Refused
@@ -25,9 +23,6 @@ from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
 from src.strategies.base import Setting, Strategy, Support
 from src.task import Task
-
-CONF = Path(__file__).parent.parent.parent / "conf"
-STRATEGIES, MODELS = CONF / "strategy", CONF / "model"
 
 
 def check(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -131,14 +126,6 @@ def _compression_problems(setting: Setting, supports: Support, arguments: dict[s
     return found
 
 
-def options_that(can: Callable[[Support], bool]) -> str:
-    """The shipped strategies that can do something, as a remedy: "strategy=a or strategy=b"."""
-    options = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(STRATEGIES.glob("*.yaml"))}
-    # One without a target of its own is a variant of another that is named here.
-    targets = {name: node["_target_"] for name, node in options.items() if "_target_" in node}
-    return _either([f"strategy={name}" for name, target in targets.items() if can(locate(target).supports)])
-
-
 def _model_problems(setting: Setting, strategy: type[Strategy], config: dict[str, Any]) -> list[str]:
     """The model's structure against what the strategy asks of it; built without memory, and only where it asks."""
     carries = strategy.supports.model_carries
@@ -159,20 +146,6 @@ def _model_problems(setting: Setting, strategy: type[Strategy], config: dict[str
         f"model {config['model']['_target_']} does not say {said}, which strategy={name} needs."
         f" Use {models_with(*carries)}, or another strategy."
     ]
-
-
-def models_with(*methods: str) -> str:
-    """The shipped models that carry `methods`, as a remedy: "model=a or model=b"."""
-    options = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(MODELS.glob("*.yaml"))}
-    # Some files speak of the data and the trainer as well, and hold the model below its key.
-    classes = {name: locate(node.get("model", node)["_target_"]) for name, node in options.items()}
-    carriers = [name for name, found in classes.items() if all(hasattr(found, method) for method in methods)]
-    return _either([f"model={name}" for name in carriers])
-
-
-def _either(choices: list[str]) -> str:
-    *others, last = choices
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _shard_size_problems(setting: Setting) -> list[str]:

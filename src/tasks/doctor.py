@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from src.checks.keys import locate
-from src.checks.rules import STRATEGIES
+from src.checks.remedies import STRATEGIES
 from src.doctor.environment import redacted, shown
 from src.doctor.examination import inspect_run
 from src.doctor.facts import Facts, Finding
