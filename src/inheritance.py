@@ -1,4 +1,4 @@
-"""Who takes over what only one data rank had (`base.RankState`), where as many ranks go on, and where others do."""
+"""Who takes over what only one data rank had (`RankState`), where as many ranks go on, and where others do."""
 
 import logging
 from collections import defaultdict
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from src.strategies.base import Axis, State
-from src.strategies.rank_state import RankState
+from src.strategies.base import Axis
+from src.strategies.run_state import RankState, State
 
 if TYPE_CHECKING:
     from src.checkpoint.manifest import TensorInfo

@@ -16,7 +16,8 @@ from src.finite import REMEDY, NonFiniteLoss
 from src.inheritance import PREFIX, Heir, own_tensors
 from src.position import Position
 from src.random_state import random_states, restore_random_states, seed_all
-from src.strategies.base import State, Strategy
+from src.strategies.base import Strategy
+from src.strategies.run_state import State
 from src.world import World
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from src.batch import MicroBatch
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
 from src.strategies import state as states
-from src.strategies.base import Axis, BuildSpec, OptimizerFactory, State, StepReport, Strategy
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, StepReport, Strategy
+from src.strategies.run_state import State
 from src.world import World
 
 

@@ -20,7 +20,7 @@ from src.objective import EvalSums
 from src.precision import Precision
 from src.sharding import Sharding
 from src.strategies.footprint import HasFootprint
-from src.strategies.rank_state import RankState
+from src.strategies.run_state import State
 from src.world import World
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -46,23 +46,6 @@ class StepReport(NamedTuple):
 
     grad_norm: Tensor | None
     skipped: bool = False
-
-
-class State(NamedTuple):
-    """Of a run under any strategy, by the bare model's names.
-
-    tensors: "model.<name>" for weights and persistent buffers (weights in fp32 whatever the precision),
-    "optimizer.<name>.<slot>" for the optimizer's ("exp_avg", "momentum_buffer" ...), zeros before its first step; each
-    whole and the same on all ranks that have it, or a DTensor that is split over them. Of shape (1,) where the model's
-    has no dim. A rank may lack what others have (stages). Filling them in place may or may not reach the strategy:
-    `load_state` makes sure. Learning rates and the like are no state: they are today's configuration's.
-    plain: JSON's types only, of the whole model on every rank: {"steps": {name: optimizer steps taken, of parameters
-    whose optimizer counts them, or that never took one}, "scaler": {"scale", "growth_tracker" ...} where there is one}.
-    """
-
-    tensors: dict[str, Tensor]
-    plain: dict[str, Any]
-    of_rank: RankState | None = None  # None: ranks have nothing of their own
 
 
 @dataclass(frozen=True)

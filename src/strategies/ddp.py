@@ -17,10 +17,10 @@ from src.batch import MicroBatch
 from src.compression.base import Compression
 from src.footprint import Footprint, ModelSizes, Part
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
-from src.strategies.base import BuildSpec, Setting, State, Support
+from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.ddp_hook import Hook, exchange_alone, hook_problems
 from src.strategies.footprint import Shares, gradients_as_they_come, states
-from src.strategies.rank_state import RankState
+from src.strategies.run_state import RankState, State
 
 log = logging.getLogger(__name__)
 

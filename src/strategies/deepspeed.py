@@ -24,10 +24,11 @@ from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
 from src.sharding import Sharding
 from src.strategies import state as states
 from src.strategies.autograd import average_buffers, kept_buffers, put_back_buffers
-from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, State, StepReport, Strategy, Support
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, StepReport, Strategy, Support
 from src.strategies.deepspeed_config import Given, contradictions, engine_config
 from src.strategies.deepspeed_engine import forget_gradients, start_engine, whole_parameter
 from src.strategies.deepspeed_footprint import engine_footprint, weight_bytes
+from src.strategies.run_state import State
 
 log = logging.getLogger(__name__)
 

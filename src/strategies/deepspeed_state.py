@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from src.strategies.base import State
 from src.strategies.deepspeed_engine import whole_parameter
+from src.strategies.run_state import State
 from src.strategies.state import STEP, Slots, at_least_1d, fresh_slots, shaped_as
 
 

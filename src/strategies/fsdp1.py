@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
-from src.strategies.base import BuildSpec, Setting, State, Support
+from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.flat_footprint import flat_footprint, wrapped_by_size
 from src.strategies.footprint import ModelPart
+from src.strategies.run_state import State
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel

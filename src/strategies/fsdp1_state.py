@@ -13,7 +13,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from src.strategies.base import State
+from src.strategies.run_state import State
 from src.strategies.state import STEP, Slots, at_least_1d, fresh_slots
 
 WRAPPER = "_fsdp_wrapped_module."

@@ -28,8 +28,9 @@ from src.parallel.pipeline import (
 )
 from src.strategies import pp_footprint, pp_problems
 from src.strategies.autograd import AutogradStrategy, average_buffers
-from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, State, Support
+from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, Support
 from src.strategies.degrees import axis, data_axis, data_ranks
+from src.strategies.run_state import State
 
 
 class PipelineParallel(pp_footprint.PipelineFootprint, AutogradStrategy):
@@ -42,10 +43,7 @@ class PipelineParallel(pp_footprint.PipelineFootprint, AutogradStrategy):
     supports = Support(
         layout="cuts the layers into stages, and its data ranks hold copies or shards of theirs",
         sharding=frozenset({"none", "zero2", "zero3", "hybrid"}),
-        model_carries={
-            "keep_layers": "how it is cut into stages",
-            "layer_parameters": "how large its layers are",
-        },
+        model_carries={"keep_layers": "how it is cut into stages", "layer_parameters": "how large its layers are"},
     )
 
     def __init__(

@@ -1,6 +1,6 @@
-"""What a strategy keeps on one data rank alone, to be saved and taken over."""
+"""What a run needs to go on, to be saved and taken over: of the whole model, and of one data rank alone."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,3 +14,20 @@ class RankState(NamedTuple):
 
     parts: tuple[dict[str, Tensor], ...]
     same_ranks: bool = True
+
+
+class State(NamedTuple):
+    """Of a run under any strategy, by the bare model's names.
+
+    tensors: "model.<name>" for weights and persistent buffers (weights in fp32 whatever the precision),
+    "optimizer.<name>.<slot>" for the optimizer's ("exp_avg", "momentum_buffer" ...), zeros before its first step; each
+    whole and the same on all ranks that have it, or a DTensor that is split over them. Of shape (1,) where the model's
+    has no dim. A rank may lack what others have (stages). Filling them in place may or may not reach the strategy:
+    `load_state` makes sure. Learning rates and the like are no state: they are today's configuration's.
+    plain: JSON's types only, of the whole model on every rank: {"steps": {name: optimizer steps taken, of parameters
+    whose optimizer counts them, or that never took one}, "scaler": {"scale", "growth_tracker" ...} where there is one}.
+    """
+
+    tensors: dict[str, Tensor]
+    plain: dict[str, Any]
+    of_rank: RankState | None = None  # None: ranks have nothing of their own

@@ -1,4 +1,4 @@
-"""A run's state out of modules and their optimizer, and back, by the bare model's names (`base.State`).
+"""A run's state out of modules and their optimizer, and back, by the bare model's names (`run_state.State`).
 
 For every engine that leaves the optimizer's state with the parameters: whole ones, and DTensors.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from src.strategies.base import State
+from src.strategies.run_state import State
 
 Slots = dict[str, Tensor]
 STEP = "step"  # torch's name for the slot that counts; kept as a number, since an optimizer may hold it anywhere

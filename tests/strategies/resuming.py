@@ -15,12 +15,13 @@ from src.batch import MicroBatch
 from src.models.gpt import GPT
 from src.precision import Precision
 from src.sharding import Sharding
-from src.strategies.base import BuildSpec, State, Strategy
+from src.strategies.base import BuildSpec, Strategy
 from src.strategies.ddp import DDP
 from src.strategies.deepspeed import DeepSpeed
 from src.strategies.fsdp import FSDP2
 from src.strategies.fsdp1 import FSDP1
 from src.strategies.pp import PipelineParallel
+from src.strategies.run_state import State
 from src.strategies.single import Single
 from src.strategies.tp import TensorParallel
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from src.strategies.base import State
+from src.strategies.run_state import State
 from src.strategies.state import put_back, take
 from tests.strategies.resuming import (
     KINDS,
