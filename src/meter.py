@@ -92,8 +92,8 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
 
     def __enter__(self) -> "StorageMeter":
         # Engines give memory back, and take it again, by resizing a storage, which is no operation.
-        self._resize, self._wait = torch.UntypedStorage.resize_, dist.Work.wait
-        meter, resize, wait = self, self._resize, self._wait
+        self._resize, self._wait, self._then = torch.UntypedStorage.resize_, dist.Work.wait, torch._C.Future.then
+        meter, resize, wait, then = self, self._resize, self._wait, self._then
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             answer = resize(storage, size)
@@ -107,6 +107,12 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
             finally:
                 meter.waits.is_waiting = before
 
+        def called_here(future: Any, callback: Any) -> Any:
+            # What follows a collective runs in a thread of gloo's, where it would not be seen, unless that is over.
+            future.wait()
+            return then(future, callback)
+
+        torch._C.Future.then = called_here  # type: ignore[method-assign,assignment]
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
         dist.Work.wait = waited  # type: ignore[method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -116,6 +122,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         dist.Work.wait = self._wait  # type: ignore[method-assign]
+        torch._C.Future.then = self._then  # type: ignore[method-assign]
 
 
 def is_wrapper(kind: type) -> bool:
@@ -187,11 +194,11 @@ class StepPeak:
     """The peak of an owner's second step, and of its first where there is no second: in that, states are still made.
 
     owner: a strategy. device: on a GPU it is the allocator's peak, from the second step on. beside: what holds other
-    tensors on the device, such as a data set, which don't count.
+    tensors on the device, such as a data set, which don't count. after: steps to leave out before these two.
     """
 
-    def __init__(self, owner: Any, device: torch.device, beside: Any = None) -> None:
-        self.owner, self.device = owner, device
+    def __init__(self, owner: Any, device: torch.device, beside: Any = None, after: int = 0) -> None:
+        self.owner, self.device, self.after = owner, device, after
         # Looked at now, since a walk over a data set has no place in a step that is timed.
         self.beside_bytes = storage_bytes(beside, "cuda") if device.type == "cuda" else 0
         self.steps = 0
@@ -199,9 +206,9 @@ class StepPeak:
         self.bytes: int | None = None
 
     def step(self) -> AbstractContextManager[Any]:
-        """Entered around a whole step; from the third on it does nothing."""
+        """Entered around a whole step; it does nothing but in the two that are looked at."""
         self.steps += 1
-        if self.steps > STEPS_SEEN:
+        if not self.after < self.steps <= self.after + STEPS_SEEN:
             self.meter = None
             return nullcontext()
         return self.allocator_peak() if self.device.type == "cuda" else self.storages_peak()

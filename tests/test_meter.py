@@ -1,6 +1,7 @@
 """What a step needs, counted by storages. Expected bytes are worked out from shapes."""
 
 import gc
+import threading
 
 import torch
 from torch import nn
@@ -101,3 +102,25 @@ def test_what_only_the_engine_holds_is_known_from_the_first_step():
         torch.zeros(KIB, dtype=torch.uint8)
     assert peak.bytes == 5 * KIB
     gc.collect()
+
+
+def test_the_steps_before_those_that_are_looked_at_do_not_count():
+    owner = Owner()
+    peak = StepPeak(owner, torch.device("cpu"), after=2)
+    for size in (8, 8, 2, 1, 8):
+        with peak.step():
+            torch.zeros(size * KIB, dtype=torch.uint8)
+    assert peak.bytes == KIB  # of the fourth step
+
+
+def test_what_follows_in_a_thread_of_a_backend_is_seen():
+    answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    threading.Timer(0.05, lambda: answer.set_result(torch.zeros(KIB, dtype=torch.uint8))).start()
+    with StorageMeter() as meter:
+        copied = answer.then(lambda done: done.value().clone())
+        copied.wait()
+        assert meter.peak == KIB
+    later: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    after = later.then(lambda done: done.value() + 1)  # without a meter nothing waits
+    later.set_result(torch.zeros(1))
+    assert float(after.wait()) == 1
