@@ -34,13 +34,14 @@ class Interval(NamedTuple):
 
     activations: the most bytes alive in it beside weights, batch and the gradients finished before it. left: those
     alive when it ends, without the new gradient. parameter: of which the gradient comes, in elements. unit: which of
-    the model's units holds it; None: none of them does.
+    the model's units holds it; None: none of them does. shape: of the gradient.
     """
 
     activations: int
     left: int
     parameter: int
     unit: int | None
+    shape: tuple[int, ...] = ()
 
     def deeper(self, more: int) -> "Interval":
         """With so many bytes of activations more beneath it."""

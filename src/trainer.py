@@ -64,7 +64,7 @@ class Trainer:
         self.epoch_loss = torch.zeros((), device=self.device)  # since position.loss_sum was last brought up to date
         self.epoch_targets: int | Tensor = 0
         self.losses = LossWatch(world)
-        self.peak = StepPeak(strategy, world.device, beside=(train, test))
+        self.peak = StepPeak(strategy, world.device, beside=(train, test), after=strategy.settling_steps())
         self.pace = Pace(self.device, metric == "perplexity", utilization)
         self.overlap = OverlapWatch(strategy, world, limits.profile_every, reporter, control, self.pace)
         self.evaluation: dict[str, float] | None = None  # of the weights as they are

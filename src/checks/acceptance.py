@@ -15,6 +15,8 @@ def accepts(strategy: type[Strategy], setting: Setting, model: nn.Module) -> boo
         and setting.sharding.offload in {"none", *supports.offload}
         and divides(setting.sharding.shard_size, setting.data_parallel_size)
         and all(hasattr(model, method) for method in supports.model_carries)
+        and (setting.compressor is None or supports.compresses)
+        and not (setting.compressor and setting.compressor.problems(setting.compression))
         and not strategy.problems(setting)
         and not strategy.model_problems(model, setting)
     )

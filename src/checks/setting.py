@@ -148,6 +148,7 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         data=config["data"],
         local_size=attempt(ranks_of_a_machine, config, otherwise=None),
         compressor=attempt(compressor_class, config["compression"], otherwise=None),
+        compression={k: v for k, v in config["compression"].items() if not k.startswith("_")},
     )
     return setting, list(dict.fromkeys(unknowns))
 

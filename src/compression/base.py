@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from src.compression.ledger import Ledger, all_reduce_bytes
+from src.compression.needs import Needs, Shapes
 from src.compression.residuals import Residuals
 from src.errors import Refused
 
@@ -48,11 +49,14 @@ class Compression(ABC):
 
     bears_loss_scale: whether gradients may come multiplied by a loss scale that changes, and may overflow.
     keeps: what stays on a rank from step to step, in words; None: nothing does. Then it must see the same buckets at
-    every step and after a resume.
+    every step and after a resume. collective: which one carries most of what is sent. holds: what memory it takes, in
+    words.
     """
 
     bears_loss_scale: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
+    collective: ClassVar[str] = "all_reduce"
+    holds: ClassVar[str]
     warmup_steps: int = 0
     ranks: Ranks = Ranks(1)
 
@@ -99,6 +103,14 @@ class Compression(ABC):
 
     def dense_bytes(self, buffer: Tensor) -> int:
         return all_reduce_bytes(buffer.nbytes, self.ranks.size)
+
+    @abstractmethod
+    def needs(self, shapes: Shapes, ranks: int) -> Needs:
+        """Of a bucket of fp32 gradients, before anything is built."""
+
+    @abstractmethod
+    def sent_formula(self, ranks: int) -> str:
+        """The arithmetic behind `Needs.sent`, in words, for a plan."""
 
     def announcement(self) -> str:
         """One line for the log, once ranks are known."""
@@ -147,12 +159,25 @@ class Compression(ABC):
         self.ledger = self.memory.ledger.copy()
         self.go_on_from([self.memory.tensors], True, None)
 
+    def dense_steps_left(self) -> int:
+        """Of the warm-up."""
+        return max(0, self.warmup_steps - self.ledger.steps)
+
+    def past_warm_up(self) -> "Compression":
+        """One of the same arguments, not begun, that compresses from its first step on."""
+        other = copy.copy(self)
+        other.warmup_steps = 0
+        return other
+
     def timed(self) -> "Compression":
         """One that does the same past its warm-up, and keeps what it keeps apart from this one."""
-        other = copy.copy(self)
+        other = self.past_warm_up()
         other.begin(self.ranks, self.residuals.names)
-        other.ledger.steps = self.warmup_steps
         return other
+
+    def imagined(self) -> "Compression":
+        """What stands for this one, not begun, where gradients have no values (src/plan/trace.py)."""
+        return self.past_warm_up()
 
 
 def named(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from src.compression.base import Answer, Bucket, Compression
 from src.compression.ledger import all_reduce_bytes
+from src.compression.needs import Needs, Shapes, elements
 
 BYTES = 2  # a value
 
@@ -13,6 +14,7 @@ class Cast(Compression):
     """Half the bytes of fp32; nothing is kept from step to step."""
 
     bears_loss_scale = True
+    holds = "16-bit copies"
     hook_name: ClassVar[str]
 
     def compress(self, bucket: Bucket) -> Answer:
@@ -22,6 +24,13 @@ class Cast(Compression):
         self.ledger.add(all_reduce_bytes(buffer.numel() * BYTES, self.ranks.size), self.dense_bytes(buffer))
         hook: Callable[[Any, Bucket], Answer] = getattr(default_hooks, self.hook_name)
         return hook(self.ranks.group, bucket)
+
+    def needs(self, shapes: Shapes, ranks: int) -> Needs:
+        copy = BYTES * elements(shapes)
+        return Needs(work=copy, sent=copy)
+
+    def sent_formula(self, ranks: int) -> str:
+        return f"{BYTES} bytes a gradient, once a step"
 
     def announcement(self) -> str:
         return f"compression: gradients are summed in {type(self).__name__.lower()}, half the bytes of fp32"

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from src.compression.base import Answer, Bucket, Compression, Plain, Ranks, named
 from src.compression.ledger import all_reduce_bytes
+from src.compression.needs import Needs, Shapes, elements
+from src.footprint import FP32_BYTES
 
 FIRST_START = 2  # torch's own limit, where anything is kept from step to step
 
@@ -20,6 +22,7 @@ class PowerSGD(Compression):
     """
 
     keeps = "what the products miss"
+    holds = "residuals, P and Q, copies of a bucket"
 
     def __init__(
         self,
@@ -55,12 +58,33 @@ class PowerSGD(Compression):
         self.hook_state = PowerSGDState(
             ranks.group,
             self.matrix_rank,
-            self.warmup_steps,
+            FIRST_START,
             self.min_compression_rate,
             self.error_feedback,
             warm_start=True,
         )
         self.factors: dict[str, dict[str, Tensor]] = {"p": {}, "q": {}}  # P and Q by the bucket's first parameter
+
+    def needs(self, shapes: Shapes, ranks: int) -> Needs:
+        numel = elements(shapes)
+        products = whole = 0  # in elements
+        for shape in shapes:
+            size = elements([shape])
+            rows = shape[0] if shape else 1
+            thin = (rows + size // rows) * min(rows, size // rows, self.matrix_rank)
+            if thin * self.min_compression_rate < size:
+                products += thin
+            else:
+                whole += size
+        residual = FP32_BYTES * numel if self.error_feedback else 0
+        return Needs(
+            kept=residual + FP32_BYTES * products,
+            work=2 * residual + FP32_BYTES * whole,  # a copy of the bucket, and what the products miss of it
+            sent=FP32_BYTES * (products + whole),
+        )
+
+    def sent_formula(self, ranks: int) -> str:
+        return f"4 bytes x (rows + columns) x {self.matrix_rank} of each matrix, and of all that would not shrink"
 
     def announcement(self) -> str:
         return f"compression: matrices of gradients travel as products of rank {self.matrix_rank}"
@@ -71,7 +95,7 @@ class PowerSGD(Compression):
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
         state, size = self.hook_state, self.ranks.size
-        state.iter = self.warmup_steps  # the steps are counted here, where a resume knows them
+        state.iter = FIRST_START  # the steps are counted here, where a resume knows them
         # In shares of the mean, not of the sum: the number of ranks may be another after a resume.
         buffer = bucket.buffer().div_(size)
         self.lend(bucket)

@@ -67,12 +67,27 @@ class Sampled:
         """The indices of values of at least this magnitude, or of all but zeros; NaN is beyond everything."""
         if threshold == 0:
             return values.nonzero().squeeze(1)
+        below, above = self.masks_for(values)
+        torch.lt(values, threshold, out=below)
+        torch.gt(values, -threshold, out=above)
+        return below.logical_and_(above).logical_not_().nonzero().squeeze(1)
+
+    def masks_for(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Two of the values' shape, kept from bucket to bucket."""
         if self.masks is None or self.masks[0].numel() < values.numel() or self.masks[0].device != values.device:
             self.masks = (
                 values.new_empty(values.shape, dtype=torch.bool),
                 values.new_empty(values.shape, dtype=torch.bool),
             )
-        below, above = (mask[: values.numel()] for mask in self.masks)
-        torch.lt(values, threshold, out=below)
-        torch.gt(values, -threshold, out=above)
-        return below.logical_and_(above).logical_not_().nonzero().squeeze(1)
+        return self.masks[0][: values.numel()], self.masks[1][: values.numel()]
+
+
+class ImaginedSampled(Sampled):
+    """Of values that nobody knows: what a choice holds, and as many indices as were asked for."""
+
+    def select(self, bucket: str, values: Tensor, count: int, step: int) -> Tensor:
+        self.masks_for(values)
+        found = values.new_empty(count, dtype=torch.int64)
+        magnitudes = values[found].abs()
+        kept = torch.topk(magnitudes, count, sorted=False)
+        return found[kept.indices]

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from src.compression.base import Answer, Bucket, Compression, Plain, Ranks, named
 from src.compression.ledger import INDEX_BYTES, all_gather_bytes, break_even_density
-from src.compression.selection import Sampled, count_of, largest
+from src.compression.needs import Needs, Shapes, elements
+from src.compression.selection import ImaginedSampled, Sampled, count_of, largest
+from src.footprint import FP32_BYTES
 
+INT64_BYTES = 8
 MOST_VALUES = 2**31 - 1  # that an int32 can number
 SELECTIONS = ("exact", "sampled")
 
@@ -22,6 +25,9 @@ class TopK(Compression):
     """
 
     keeps = "what was not sent"
+    collective = "all_gather"
+    holds = "residuals, magnitudes, values and indices"
+    sampler: type[Sampled] = Sampled
 
     def __init__(
         self, ratio: float = 0.01, error_feedback: bool = True, warmup_steps: int = 0, selection: str = "exact"
@@ -45,13 +51,34 @@ class TopK(Compression):
 
     def begin(self, ranks: Ranks, names: Mapping[Tensor, str]) -> None:
         super().begin(ranks, names)
-        self.sampled = Sampled()
+        self.sampled = self.sampler()
 
     def announcement(self) -> str:
         most = break_even_density(self.ranks.size)
         return (
             f"compression: the largest {self.ratio:g} of each bucket; from {most:.3g} on {self.ranks.size} rank(s)"
             " would send more than without compression"
+        )
+
+    def needs(self, shapes: Shapes, ranks: int) -> Needs:
+        numel = elements(shapes)
+        count = count_of(self.ratio, numel)
+        share = Payload(count, torch.float32).num_bytes
+        once = 0
+        if count == numel:
+            choosing = INT64_BYTES * numel
+        elif self.selection == "exact":  # all magnitudes; the largest and their indices
+            choosing = FP32_BYTES * numel + (FP32_BYTES + INT64_BYTES) * count
+        else:  # two masks; indices beyond the threshold, their magnitudes; the largest of these, twice their indices
+            once, choosing = 2 * numel, (2 * FP32_BYTES + 3 * INT64_BYTES) * count
+        packing = (FP32_BYTES + INT64_BYTES) * count + share
+        kept = FP32_BYTES * numel if self.error_feedback else 0
+        return Needs(kept, once, max(choosing, packing, (1 + ranks) * share), ranks * share)
+
+    def sent_formula(self, ranks: int) -> str:
+        return (
+            f"{ranks} ranks x {self.ratio:g} of the gradients x ({FP32_BYTES} + {INDEX_BYTES}); as much as without"
+            f" compression from a ratio of {break_even_density(ranks):.3g} on"
         )
 
     def compress(self, bucket: Bucket) -> Answer:
@@ -105,6 +132,12 @@ class TopK(Compression):
             return buffer
 
         return work.get_future().then(add_up)  # type: ignore[no-any-return]
+
+    def imagined(self) -> Compression:
+        other = super().imagined()
+        assert isinstance(other, TopK)
+        other.sampler = ImaginedSampled
+        return other
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {

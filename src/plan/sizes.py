@@ -183,7 +183,7 @@ class Walk:
         most = meter.peak - self.base - self.done
         self.done += parameter.grad.untyped_storage().nbytes()
         left = meter.current - self.base - self.done
-        self.intervals.append(Interval(most, left, parameter.numel(), unit))
+        self.intervals.append(Interval(most, left, parameter.numel(), unit, tuple(parameter.shape)))
         meter.peak = meter.current
 
     def sizes(self, optimizer_slots: int) -> ModelSizes:

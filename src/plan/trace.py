@@ -53,8 +53,9 @@ def trace(
     strategy = copy.deepcopy(strategy).imagined()
     world = replace(spec.world, world_rank=world_rank, local_rank=world_rank % spec.world.local_size)
     world = replace(world, device=torch.device("cpu"))
+    compression = None if spec.compression is None else spec.compression.imagined()
     with imagined(world):
-        strategy.build(make_model(), optimizer, replace(spec, world=world))
+        strategy.build(make_model(), optimizer, replace(spec, world=world, compression=compression))
         strategy.train_mode(True)
         with metered(strategy) as meter:  # the first step also makes the optimizer's states and an engine's buffers
             take_step(strategy, spec, make_batch, meter)

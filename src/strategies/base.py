@@ -77,8 +77,8 @@ class Support:
 class Setting:
     """What a strategy's own rules may look at: plain values of the experiment, before anything is built.
 
-    arguments, optimizer, data: the nodes' own keys and values. data_parallel_size: ranks that read different samples.
-    local_size: ranks of one machine; None: all of them.
+    arguments, optimizer, data: the nodes' own keys and values; compression: the compressor's arguments.
+    data_parallel_size: ranks that read different samples. local_size: ranks of one machine; None: all of them.
     """
 
     strategy_name: str
@@ -96,6 +96,7 @@ class Setting:
     data: Mapping[str, Any] = field(default_factory=dict)
     local_size: int | None = None
     compressor: type[Compression] | None = None  # the class behind the node compression; None: it builds nothing
+    compression: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,10 @@ class Strategy(HasFootprint, ABC):
     def totals(self) -> dict[str, Any]:
         """What summary.json says of the run so far beyond the usual, in JSON's types."""
         return {}
+
+    def settling_steps(self) -> int:
+        """Steps to come that need less memory than those after them, beside the first (a compressor's warm-up)."""
+        return 0
 
     def imagined(self) -> "Strategy":
         """What is built on fake tensors in this one's place, unbuilt: itself, unless its engine reads from memory."""

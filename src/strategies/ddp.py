@@ -18,6 +18,7 @@ from src.compression.base import Compression
 from src.footprint import Footprint, ModelSizes, Part
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
 from src.strategies.base import BuildSpec, Setting, Support
+from src.strategies.compressed_footprint import compressed
 from src.strategies.ddp_hook import Hook, exchange_alone, hook_problems
 from src.strategies.footprint import Shares, gradients_as_they_come, states
 from src.strategies.run_state import RankState, State
@@ -86,13 +87,14 @@ class DDP(AutogradStrategy):
             "the gradients are views of the buckets" if are_gradients else f"buckets for {sizes.trained:,} gradients",
         )
         sums = {"all_reduce": Part(gradients, f"4 x {sizes.trained:,} gradients, once a step")}
-        return held.footprint(
+        dense = held.footprint(
             gradients + beside,
             "weights, optimizer states, the reducer's buckets, and the most of activations and gradients",
             in_update=buckets.bytes,
             buffers=buckets,
             traffic=sums if setting.data_parallel_size > 1 else {},
         )
+        return compressed(dense, held)
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         # DDP averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
@@ -103,7 +105,7 @@ class DDP(AutogradStrategy):
         model = model.to(spec.world.device, memory_format=memory_format)  # type: ignore[call-overload]
         device_ids = [spec.world.device.index] if spec.world.device.type == "cuda" else None
         wrapped = self.wrapper(model, device_ids=device_ids, **self.options)
-        if spec.compression is not None and self.wrapper is DistributedDataParallel:
+        if spec.compression is not None:
             self.compression = spec.compression
             Hook(self.compression).register(wrapped, self.data)
             if spec.world.is_main:
@@ -192,6 +194,9 @@ class DDP(AutogradStrategy):
     def extra_metrics(self) -> dict[str, float]:
         compressed = {} if self.compression is None else self.compression.metrics()
         return super().extra_metrics() | compressed
+
+    def settling_steps(self) -> int:
+        return 0 if self.compression is None else self.compression.dense_steps_left()
 
     def totals(self) -> dict[str, Any]:
         return {} if self.compression is None else {"compression": self.compression.ledger.totals()}

@@ -76,7 +76,7 @@ def memory_words(found: dict[str, Any]) -> str:
     """The peak of a step's tensors on the fullest rank, expected and measured. found: of src/plan/forecast.py."""
     measured = max((peak for peak in found["measured_bytes"] if peak is not None), default=None)
     if measured is None:
-        return "not measured: no step was taken"
+        return "not measured: no step was taken past the warm-up of a compression"
     if found["predicted_bytes"] is None:
         return f"{memory(measured)} measured, no forecast ({found['reason']})"
     expected = f"{memory(found['predicted_bytes'])} expected ({found['method']})"
