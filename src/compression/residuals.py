@@ -63,9 +63,6 @@ class Residuals:
         for name in kept.keys() - self.views.keys():
             self.views[name] = kept[name].clone()
 
-    def copies(self) -> dict[str, Tensor]:
-        return {name: view.clone() for name, view in self.views.items()}
-
     def squared_norm(self) -> Tensor | None:
         """The sum of squares over all parameters, scalar, fp32; None before anything was kept."""
         if not self.views:
