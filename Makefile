@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The overrides that `make demo` adds, for example: make demo ARGS="strategy=fsdp precision=bf16"
 ARGS ?=
 
-.PHONY: demo test test-slow lint parity-table benchmarks clean
+.PHONY: demo test test-slow lint parity-table benchmarks slow-link clean
 
 demo: $(VENV)/.installed  ## two processes on scikit-learn's digits: no account, no download
 	$(BIN)/python train.py launch.device=cpu launch.nproc=2 $(ARGS)
@@ -31,6 +31,9 @@ benchmarks: $(VENV)/.installed-bench  ## what the README quotes; MNIST=<folder w
 	PYTHONPATH=. $(BIN)/python benchmarks/pipeline.py
 	PYTHONPATH=. $(BIN)/python benchmarks/checkpoint.py
 	PYTHONPATH=. $(BIN)/python benchmarks/memory.py --every 29
+
+slow-link: $(VENV)/.installed-bench  ## what compression is worth between two hosts; Linux, root, iproute2; 15 minutes
+	PYTHONPATH=. $(BIN)/python benchmarks/slow_link.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("shardlab needs Python 3.11 or newer")'

@@ -5,7 +5,7 @@ copies; torchrun starts one rank in each. Every run trains the same MLP of 21 mi
 the same order. Step seconds are medians after a warm-up; bytes are what the first host's interface sent, beside what
 the run's own ledger says. On the unlimited link the runs go on for longer, for the loss after the same samples.
 
-    sudo env PYTHONPATH=. python benchmarks/slow_link.py [--quick] [--out FOLDER]
+    sudo env PYTHONPATH=. python benchmarks/slow_link.py [--quick] [--out FOLDER]      (all of it: sudo make slow-link)
 
 Linux, root and iproute2; under 15 minutes on two cores, --quick under 3. Leaves slow_link.json and slow_link.html.
 """
