@@ -19,6 +19,8 @@ def ring_size(collective: str, setting: Setting) -> int:
     if collective.endswith(LAYERS):
         return int(setting.arguments.get("tp", 2))
     sharing = shares_of(setting).optimizer
+    if sharing == 1:
+        return setting.data_parallel_size  # whole copies, whatever the operation that a compressor makes of their sum
     return setting.data_parallel_size // sharing if operation == "all_reduce" else sharing
 
 

@@ -129,12 +129,13 @@ def layer_traffic(sizes: ModelSizes, setting: Setting, degree: int) -> dict[str,
     num_units = len([unit for unit in sizes.units if unit is not None])
     if degree == 1 or not num_units:
         return {}
+    # Under sequence parallelism each sum is a reduce-scatter and an all-gather, between which a rank holds its share.
+    is_scattered = setting.arguments.get("sequence_parallel", False)
+    names = ("reduce_scatter", "all_gather") if is_scattered else ("all_reduce",)
+    whole = sizes.stream * (degree if is_scattered else 1)
     count = 4 * num_units * setting.accumulate
-    said = f"{count} x {sizes.stream:,}: 4 a unit and micro-batch, of what goes from unit to unit"
-    if setting.arguments.get("sequence_parallel", False):
-        # Each is a reduce-scatter and an all-gather instead.
-        return {f"{name} (layers)": Part(count * sizes.stream, said) for name in ("reduce_scatter", "all_gather")}
-    return {"all_reduce (layers)": Part(count * sizes.stream, said)}
+    said = f"{count} x {whole:,}: 4 a unit and micro-batch, of what goes from unit to unit"
+    return {f"{name} (layers)": Part(count * whole, said) for name in names}
 
 
 def unit_footprint(sizes: ModelSizes, setting: Setting) -> Footprint:
