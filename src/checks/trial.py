@@ -15,6 +15,7 @@ from src.memory import memory
 from src.schedule import Schedule
 from src.strategies.base import Strategy
 from src.tracking.base import Tracker
+from src.weights import is_unread
 
 #: What a part must be where that is known.
 KINDS: dict[str, type] = {"model": torch.nn.Module, "schedule": Schedule, "strategy": Strategy, "tracking": Tracker}
@@ -25,10 +26,11 @@ def prepare(config: dict[str, Any]) -> None:
 
     Raises Refused. The parent calls this before any rank starts.
     """
-    found = []
+    found, model = [], None
     for key in ("schedule", "strategy", "tracking", "task", "model", "optimizer"):
         try:
             part: Any = on_meta(config[key]) if key == "model" else built(key, config[key])
+            model = part if key == "model" else model
             if (kind := KINDS.get(key)) is not None and not isinstance(part, kind | NoneType):
                 what = f"a {type(part).__name__}, where a {kind.__name__} belongs"
                 found.append(f"{key} ({config[key]['_target_']}) builds {what}. Correct {key}._target_.")
@@ -45,6 +47,8 @@ def prepare(config: dict[str, Any]) -> None:
             found += refused.problems
     if found:
         raise Refused(*found)
+    if hasattr(model, "prepare") and task_class(config).ranks == "started":
+        model.prepare()  # before the data, whose tokenizer may come with it
     data = built("data", config["data"])
     if not isinstance(data, Data):
         raise Refused(f"data ({config['data']['_target_']}) builds a {type(data).__name__}; see src/data/base.py.")
@@ -67,10 +71,11 @@ def on_meta(node: dict[str, Any]) -> Any:
 def _memory_problems(model: torch.nn.Module, config: dict[str, Any]) -> list[str]:
     """A model whose bare weights, drawn once a rank in the host's memory, can't fit this machine, whatever shards them.
 
-    model: on meta. Says nothing of what training takes beyond the weights.
+    model: on meta. Says nothing of what training takes beyond the weights. Of one that is read, rank 0 alone has to
+    hold all of them.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    ranks = num_local_ranks(config)
+    ranks = 1 if is_unread(model) else num_local_ranks(config)
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if weights * ranks <= available:
         return []

@@ -12,6 +12,7 @@ from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
 from src.strategies import state as states
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, StepReport, Strategy
 from src.strategies.run_state import State
+from src.weights import filled
 from src.world import World
 
 
@@ -28,7 +29,7 @@ class AutogradStrategy(Strategy):
     def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:
         self.spec = spec
         self.data = self.data_axis(spec)
-        self.model = self.wrap(model, spec)
+        self.model = self.wrap(self.with_values(model, spec), spec)
         # After wrapping: a sharded module's parameters are not the ones it was built with. Listed once, since
         # walking the modules at every step costs as much as the optimizer of a small model.
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -46,6 +47,10 @@ class AutogradStrategy(Strategy):
     def data_axis(self, spec: BuildSpec) -> Axis:
         """All ranks of the world, under the default process group."""
         return Axis(spec.world.world_rank, spec.world.world_size)
+
+    def with_values(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
+        """A model whose weights are still to be read, whole on every rank; a subclass that shards fills the shards."""
+        return filled(model, spec.world)
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         """The model on its device, inside the engine's wrapper."""

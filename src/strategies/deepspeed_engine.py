@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from src.strategies.base import OptimizerFactory
+from src.weights import Values, filled, is_unread
 from src.world import World
 
 
@@ -35,6 +36,8 @@ def start_engine(
             cast_to_fp16(model)
         if config["zero_optimization"]["stage"] == 3:
             shard(model, config, world)
+        else:
+            filled(model, world)
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
@@ -97,9 +100,22 @@ def shard(model: nn.Module, config: dict[str, Any], world: World) -> None:
     from deepspeed.runtime.zero import Init
 
     init_distributed(dist_backend=world.backend)
-    Init(module=model, config_dict_or_path=config)
+    Init(module=OneByOne(Values(model, world), model) if is_unread(model) else model, config_dict_or_path=config)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(world.device)
+
+
+class OneByOne(nn.Module):
+    """Gives zero.Init a model's parameters, each filled no sooner than it is asked for, and so after the last is split."""
+
+    def __init__(self, values: Values, model: nn.Module) -> None:
+        super().__init__()
+        self.values, self.parts = values, list(model.modules())  # a list, and so no children of this one
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        for part in self.parts:
+            self.values.fill(part)
+            yield from part.parameters(recurse=False)
 
 
 @contextmanager

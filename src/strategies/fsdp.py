@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor, nn
 
 from src.footprint import Footprint, ModelSizes
@@ -17,6 +18,7 @@ from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_
 from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.plan_problems import fused_sgd_problems
 from src.strategies.unit_footprint import unit_footprint
+from src.weights import Values, is_unread
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -49,8 +51,15 @@ class FSDP2(AutogradStrategy):
     def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
         return unit_footprint(sizes, setting)
 
+    def with_values(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
+        return model  # `wrap` fills the shards
+
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
-        return data_parallel(model, make_mesh(spec.world, spec.sharding), spec.precision, spec.sharding)
+        data_parallel(model, make_mesh(spec.world, spec.sharding), spec.precision, spec.sharding)
+        if is_unread(model):
+            on_host = torch.device("cpu") if spec.sharding.offload == "all" else None
+            Values(model, spec.world, on_host).fill_all(model)
+        return model
 
     def compute_context(self) -> AbstractContextManager[None]:
         return nullcontext()  # the mixed-precision policy casts

@@ -17,6 +17,7 @@ from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.flat_footprint import flat_footprint, wrapped_by_size
 from src.strategies.footprint import ModelPart
 from src.strategies.run_state import State
+from src.weights import Values, is_unread
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -56,6 +57,9 @@ class FSDP1(AutogradStrategy):
     def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
         return flat_footprint(sizes, setting)
 
+    def with_values(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
+        return model  # `wrap` fills a unit at a time
+
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         from torch.distributed.fsdp import (
             CPUOffload,
@@ -83,6 +87,7 @@ class FSDP1(AutogradStrategy):
             if dtype is None
             else MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32, buffer_dtype=dtype),
             device_id=spec.world.device,
+            param_init_fn=Values(model, spec.world).fill if is_unread(model) else None,
             # On CPUs torch refuses it; there the ranks' equal draws have to do, as they do for fsdp.
             sync_module_states=spec.world.device.type == "cuda",
             use_orig_params=True,

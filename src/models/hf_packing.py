@@ -1,0 +1,35 @@
+"""Packed documents in Hugging Face's attention masks (transformers 5.24, `masking_utils`).
+
+Where a batch has position_ids and neither mask nor cache, transformers takes every jump in them for the beginning of
+another document and lets none see another. Whether there is a jump at all it finds out by reading the tensor, at every
+forward: on a GPU that waits for the device. Here it is known from the batch's shape.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def known_packing(is_packed: bool) -> Iterator[None]:
+    """Forwards inside build masks for packed documents, or for rows of one document each, without looking."""
+    from transformers import masking_utils  # with transformers: 3 s to import
+
+    found = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = document_numbers if is_packed else no_documents
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = found
+
+
+def document_numbers(position_ids: Tensor) -> Tensor:
+    """The number of each token's document in its row. position_ids: (batch, sequence), and the same back."""
+    jumps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1
+    return jumps.cumsum(-1)
+
+
+def no_documents(position_ids: Tensor) -> None:
+    """A row is one document."""
