@@ -17,7 +17,7 @@ from src.models.hf_lora import Lora
 from src.models.hf_packing import known_packing
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class HFCausalLM(nn.Module):
@@ -31,6 +31,7 @@ class HFCausalLM(nn.Module):
 
     inputs = "tokens"
     reads_positions = True
+    keeps_units_whole = True
     inner: "PreTrainedModel"
 
     def __init__(
@@ -50,10 +51,14 @@ class HFCausalLM(nn.Module):
             )
         self.name, self.pretrained = name, pretrained
         self.attention, self.freeze, self.lora = attention, list(freeze), lora
-        self.configuration = configuration(name, config or {})
+        self.configuration = self.configured(name, config or {})
         self.seed = torch.initial_seed()  # of the draw that is put off until the weights are read
         with torch.device("meta"):
             self.adopt(self.changed(self.drawn()))
+
+    def configured(self, name: str | None, overrides: dict[str, Any]) -> "PretrainedConfig":
+        """Hugging Face's configuration of the model."""
+        return configuration(name, overrides)
 
     def adopt(self, inner: "PreTrainedModel") -> None:
         """Take Hugging Face's module for this one, under its own names: both have the same children from here on.

@@ -11,6 +11,8 @@ from src.models.hf_folder import has_tokenizer
 from src.models.hf_lora import merge
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from src.models.hf_causal_lm import HFCausalLM
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ def write(model: "HFCausalLM", folder: Path, weights: dict[str, Tensor]) -> None
     inner.load_state_dict(weights, assign=True)
     inner.tie_weights()
     merge(inner)
-    inner.save_pretrained(folder)
+    save(inner, folder)
     source = model.folder()
     if source is None or not has_tokenizer(source):
         log.info("%s has no tokenizer, so none was written", model.called())
@@ -31,3 +33,20 @@ def write(model: "HFCausalLM", folder: Path, weights: dict[str, Tensor]) -> None
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(folder)
+
+
+def save(inner: "PreTrainedModel", folder: Path) -> None:
+    """As `save_pretrained`; which to see what it saves imports DeepSpeed: seconds, and a driver that it wakes."""
+    from huggingface_hub import save_torch_state_dict
+    from transformers.core_model_loading import revert_weight_conversion
+
+    folder.mkdir(parents=True, exist_ok=True)
+    inner.config.architectures = [type(inner).__name__]
+    inner.config.dtype = str(inner.dtype).removeprefix("torch.")
+    inner.config.save_pretrained(folder)
+    if inner.can_generate():
+        inner.generation_config.save_pretrained(folder)
+    # Where transformers loads an architecture's weights under other names, those of its files.
+    save_torch_state_dict(revert_weight_conversion(inner, inner.state_dict()), folder, metadata={"format": "pt"})
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode)  # safetensors makes it private

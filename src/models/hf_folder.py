@@ -56,9 +56,9 @@ def configuration(name: str | None, overrides: dict[str, Any]) -> "PretrainedCon
 
 
 def fetched(name: str) -> Path:
-    """The folder with everything of a model: its own, or the cache's, filled from the hub where need be. Raises Refused.
+    """The folder with everything of a model: its own, or the cache's, filled from the hub where need be.
 
-    Of what the cache holds already the hub is asked no more.
+    Of what the cache holds already the hub is asked no more. Raises Refused.
     """
     folder = with_file(name, "config.json")
     if has_weights(folder):

@@ -106,7 +106,7 @@ def shard(model: nn.Module, config: dict[str, Any], world: World) -> None:
 
 
 class OneByOne(nn.Module):
-    """Gives zero.Init a model's parameters, each filled no sooner than it is asked for, and so after the last is split."""
+    """Gives zero.Init a model's parameters; each is filled when it is asked for, after the one before was split."""
 
     def __init__(self, values: Values, model: nn.Module) -> None:
         super().__init__()

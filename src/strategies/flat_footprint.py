@@ -5,6 +5,7 @@ gradient together from those of its pieces, which for a moment takes it twice.
 """
 
 from collections import Counter
+from typing import cast
 
 from torch import nn
 
@@ -12,6 +13,13 @@ from src.footprint import FP32_BYTES, Footprint, ModelSizes, Part
 from src.strategies.base import Setting
 from src.strategies.footprint import BYTES, Shares, on_device, shares_of, states
 from src.strategies.unit_footprint import unit_traffic
+
+
+def wrapped(model: nn.Module, least: int) -> list[nn.Module]:
+    """FSDP1's units, from the inside out: the layers of a model that lets nobody split them, else parts by size."""
+    if getattr(model, "keeps_units_whole", False):
+        return cast(list[nn.Module], model.units())  # type: ignore[operator]
+    return wrapped_by_size(model, least)
 
 
 def wrapped_by_size(model: nn.Module, least: int) -> list[nn.Module]:

@@ -3,9 +3,10 @@
 Kept for set-ups that still use it: flat parameters, wrapped by size. `strategy=fsdp` is today's form of the idea.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, Support
-from src.strategies.flat_footprint import flat_footprint, wrapped_by_size
+from src.strategies.flat_footprint import flat_footprint, wrapped
 from src.strategies.footprint import ModelPart
 from src.strategies.run_state import State
 from src.weights import Values, is_unread
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class FSDP1(AutogradStrategy):
-    """min_unit_parameters: a submodule with at least as many becomes a unit of its own."""
+    """min_unit_parameters: a submodule with at least as many becomes a unit of its own; of a model whose layers must
+    not be split (`keeps_units_whole`), the layers do, whatever their size."""
 
     supports = Support(
         layout="always shards gradients and optimizer states",
@@ -51,7 +53,7 @@ class FSDP1(AutogradStrategy):
 
     @classmethod
     def part(cls, model: nn.Module, example: Tensor, setting: Setting, world_rank: int = 0) -> ModelPart:
-        return ModelPart(model, wrapped_by_size(model, setting.arguments.get("min_unit_parameters", 1_000_000)))
+        return ModelPart(model, wrapped(model, setting.arguments.get("min_unit_parameters", 1_000_000)))
 
     @classmethod
     def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
@@ -67,7 +69,6 @@ class FSDP1(AutogradStrategy):
             MixedPrecision,
             ShardingStrategy,
         )
-        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
         # FSDP1 averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
         self.gradient_factor = float(spec.world.world_size)
@@ -81,7 +82,7 @@ class FSDP1(AutogradStrategy):
                 "hybrid": ShardingStrategy.HYBRID_SHARD,
             }[spec.sharding.level],
             cpu_offload=CPUOffload(offload_params=spec.sharding.offload == "all"),
-            auto_wrap_policy=partial(size_based_auto_wrap_policy, min_num_params=self.min_unit_parameters),
+            auto_wrap_policy=self.policy(model),
             # BatchNorm keeps fp32 throughout: torch wraps it on its own, outside the mixed precision.
             mixed_precision=None
             if dtype is None
@@ -97,6 +98,14 @@ class FSDP1(AutogradStrategy):
         from src.strategies.fsdp1_imagined import ImaginedFSDP1
 
         return ImaginedFSDP1(self.min_unit_parameters, self.sync_each_microbatch)
+
+    def policy(self, model: nn.Module) -> Callable[..., Any]:
+        """What torch asks of each submodule: whether to make it a unit."""
+        from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy, size_based_auto_wrap_policy
+
+        if getattr(model, "keeps_units_whole", False):
+            return partial(lambda_auto_wrap_policy, lambda_fn=set(wrapped(model, 0)).__contains__)
+        return partial(size_based_auto_wrap_policy, min_num_params=self.min_unit_parameters)
 
     def compute_context(self) -> AbstractContextManager[None]:
         return nullcontext()  # the wrapper's mixed precision casts

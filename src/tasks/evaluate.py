@@ -14,7 +14,7 @@ class Evaluate(Task):
 
     def __call__(self, experiment: Experiment) -> None:
         world, strategy = experiment.world, experiment.strategy
-        position = build_trained(experiment, self.checkpoint)
+        position = build_trained(experiment, self.checkpoint, experiment.make_model())
         _, test = experiment.data.load(
             world.device, experiment.seed, data_rank=strategy.data.rank, local_size=world.local_size
         )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from src.checkpoint.tied import unshared
 from src.memory import peak_memory_bytes
@@ -15,8 +16,11 @@ from src.run import Experiment
 from src.world import World
 
 
-def save_weights(experiment: Experiment) -> None:
-    """model.safetensors: the bare model's names, written by rank 0, whole or not at all. Collective."""
+def save_weights(experiment: Experiment) -> dict[str, Tensor] | None:
+    """model.safetensors: the bare model's names, written by rank 0, whole or not at all. Collective.
+
+    Returns what was written; None but on rank 0.
+    """
     weights = experiment.strategy.weights()
     if weights is not None:
         path = experiment.run_dir / "model.safetensors"
@@ -25,6 +29,7 @@ def save_weights(experiment: Experiment) -> None:
         save_file({name: unshared(tensor, spans) for name, tensor in weights.items()}, partial)
         partial.chmod((experiment.run_dir / "metrics.jsonl").stat().st_mode)  # safetensors makes it private
         partial.replace(path)
+    return weights
 
 
 def peaks(world: World) -> list[int]:
@@ -41,11 +46,13 @@ def of_every_rank(world: World, number: int | None) -> list[int | None]:
     return [None if entry < 0 else entry for entry in table.tolist()]
 
 
-def build_trained(experiment: Experiment, checkpoint: str) -> Position:
-    """The strategy with a checkpoint's weights; where its run was. checkpoint: its folder or its run's. Collective."""
+def build_trained(experiment: Experiment, checkpoint: str, model: nn.Module) -> Position:
+    """The strategy around `model` with a checkpoint's weights; where its run was. Collective.
+
+    checkpoint: its folder or its run's.
+    """
     from src.checkpoint.whole import find  # torch.distributed.checkpoint
 
-    model = experiment.make_model()
     experiment.reporter.update(
         world_size=experiment.world.world_size,
         data_parallel_size=experiment.sizes.data_parallel_size,
