@@ -46,6 +46,7 @@ def save(inner: "PreTrainedModel", folder: Path) -> None:
     inner.config.save_pretrained(folder)
     if inner.can_generate():
         inner.generation_config.save_pretrained(folder)
+    logging.getLogger("huggingface_hub").setLevel(logging.WARNING)  # at INFO it tells of every file
     # Where transformers loads an architecture's weights under other names, those of its files.
     save_torch_state_dict(revert_weight_conversion(inner, inner.state_dict()), folder, metadata={"format": "pt"})
     for path in folder.glob("*.safetensors"):

@@ -5,6 +5,7 @@ had is one line, a Refused; the parent asks before any rank starts, so ranks fin
 """
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,7 @@ def asked(name: str, download: Callable[[], str]) -> str:
     import httpx
     from huggingface_hub import errors
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of every try
     try:
         return download()
     except errors.HFValidationError as error:
