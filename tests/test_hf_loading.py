@@ -17,7 +17,7 @@ from src.strategies import deepspeed_engine
 from src.strategies.base import BuildSpec, Strategy
 from src.weights import filled
 from src.world import World
-from tests.composing import Result, run_in
+from tests.composing import Result, composed, run_config, run_in
 from tests.models.hf import loaded, saved, tokens
 from tests.workers import Pool
 
@@ -119,23 +119,32 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {kind: str(tied if kind == "tied" else plain) for kind in KINDS}
 
 
+class References:
+    """Runs of strategy=single by kind, each when it is first asked for."""
+
+    def __init__(self, pool: Pool, folders: dict[str, str], root: Path) -> None:
+        self.pool, self.folders, self.root = pool, folders, root
+        self.made: dict[str, Result] = {}
+
+    def of(self, kind: str) -> Result:
+        if kind not in self.made:
+            words = [*COMMON, "strategy=single", f"model.name={self.folders[kind]}", *KINDS[kind]]
+            self.made[kind] = run_in(self.pool, 1, self.root / kind, *words)
+        return self.made[kind]
+
+
 @pytest.fixture(scope="module")
-def references(pool: Pool, folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """Of strategy=single, by kind."""
-    root = tmp_path_factory.mktemp("single")
-    return {
-        kind: run_in(pool, 1, root / kind, *COMMON, "strategy=single", f"model.name={folders[kind]}", *KINDS[kind])
-        for kind in KINDS
-    }
+def references(pool: Pool, folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(pool, folders, tmp_path_factory.mktemp("single"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_strategy_trains_from_the_same_weights(
-    engine: str, kind: str, pool: Pool, folders: dict[str, str], references: dict[str, Result], tmp_path: Path
+    engine: str, kind: str, pool: Pool, folders: dict[str, str], references: References, tmp_path: Path
 ) -> None:
     overrides = [*COMMON, *ENGINES[engine], f"model.name={folders[kind]}", *KINDS[kind]]
-    result, reference = run_in(pool, 2, tmp_path / "run", *overrides), references[kind]
+    result, reference = run_in(pool, 2, tmp_path / "run", *overrides), references.of(kind)
     # The bars of tests/test_parity.py.
     assert result.series("loss") == pytest.approx(reference.series("loss"), rel=1e-5)
     assert result.series("grad_norm") == pytest.approx(reference.series("grad_norm"), rel=1e-5)
@@ -152,7 +161,11 @@ def test_what_was_trained_sharded_is_exported_for_everybody(
     model = [f"model.name={folders['tied']}", "model.lora.rank=4"]
     trained = run_in(pool, 2, tmp_path / "run", *COMMON, *ENGINES[engine], *model)
     where = f"task.checkpoint={tmp_path / 'run'}"
-    run_in(pool, 1, tmp_path / "export", *COMMON, "task=export", where, "strategy=single", *model)
+    words = ["launch.nproc=1", "launch.device=cpu", "tracking=off", *COMMON, "task=export", where, "strategy=single"]
+    config, problems = composed(*words, *model)
+    assert problems == []
+    (tmp_path / "export").mkdir()
+    pool.run(1, run_config, config, str(tmp_path / "export"), {})
     ours = filled(HFCausalLM(folders["tied"], lora=Lora(rank=4)), World()).eval()
     ours.load_state_dict(trained.weights)
     with torch.no_grad():

@@ -98,7 +98,8 @@ def asked(name: str, download: Callable[[], str]) -> str:
     import httpx
     from huggingface_hub import errors
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of every try
+    for name_of_logger in ("huggingface_hub", "httpx"):
+        logging.getLogger(name_of_logger).setLevel(logging.ERROR)  # they would tell of every request
     try:
         return download()
     except errors.HFValidationError as error:
