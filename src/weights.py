@@ -4,7 +4,7 @@ A model with a `read_weights()` is built on the meta device. Rank 0 reads it, on
 at a time, and keeps what the strategy leaves it of that.
 """
 
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ class Unread(Protocol):
         """Every parameter and buffer on the CPU, by name; of one with several names (tied) the first. Rank 0 asks."""
 
 
-def is_unread(model: Any) -> TypeGuard[Unread]:
+def is_unread(model: nn.Module) -> bool:
     """Whether the model has no values yet, but knows how to read them."""
     return hasattr(model, "read_weights") and any(p.is_meta for p in model.parameters())
 

@@ -26,7 +26,8 @@ def prepare(config: dict[str, Any]) -> None:
 
     Raises Refused. The parent calls this before any rank starts.
     """
-    found, model = [], None
+    found: list[str] = []
+    model: Any = None
     for key in ("schedule", "strategy", "tracking", "task", "model", "optimizer"):
         try:
             part: Any = on_meta(config[key]) if key == "model" else built(key, config[key])

@@ -7,6 +7,7 @@ had is one line, a Refused; the parent asks before any rank starts, so ranks fin
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +73,7 @@ def fetched(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     for kind in ("*.safetensors", "*.bin"):
-        patterns = [*BESIDE, kind]
-        folder = Path(asked(name, lambda patterns=patterns: snapshot_download(name, allow_patterns=patterns)))
+        folder = Path(asked(name, partial(snapshot_download, name, allow_patterns=[*BESIDE, kind])))
         if has_weights(folder):
             return folder
     raise Refused(f"model.name={name}: on the hub it has no weights of PyTorch's. Name another model.")

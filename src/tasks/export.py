@@ -4,6 +4,7 @@ A model that has a format of its own beside that (`write_folder`) is written in 
 """
 
 import logging
+from typing import Any
 
 from src.run import Experiment
 from src.task import Task
@@ -19,7 +20,7 @@ class Export(Task):
         self.checkpoint = checkpoint
 
     def __call__(self, experiment: Experiment) -> None:
-        model = experiment.make_model()
+        model: Any = experiment.make_model()
         build_trained(experiment, self.checkpoint, model)
         weights = save_weights(experiment)
         if weights is not None and hasattr(model, "write_folder"):
