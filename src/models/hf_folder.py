@@ -95,10 +95,10 @@ def with_file(name: str, file: str) -> Path:
 
 def asked(name: str, download: Callable[[], str]) -> str:
     """What the hub answers. Raises Refused, one line for each way in which it does not give."""
-    import httpx
+    import httpx2  # through which huggingface_hub 2 speaks
     from huggingface_hub import errors
 
-    for name_of_logger in ("huggingface_hub", "httpx"):
+    for name_of_logger in ("huggingface_hub", "httpx2"):
         logging.getLogger(name_of_logger).setLevel(logging.ERROR)  # they would tell of every request
     try:
         return download()
@@ -120,7 +120,7 @@ def asked(name: str, download: Callable[[], str]) -> str:
         errors.LocalEntryNotFoundError,
         errors.OfflineModeIsEnabled,
         errors.HfHubHTTPError,
-        httpx.HTTPError,
+        httpx2.HTTPError,
         OSError,
     ) as error:
         raise Refused(
