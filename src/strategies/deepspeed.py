@@ -101,6 +101,12 @@ class DeepSpeed(Strategy):
                 " Use sharding=zero1, zero2 or zero3, or sharding.offload=none."
             )
         if level in cls.supports.sharding:
+        if setting.activation_checkpointing == "selective" and level == "zero3":
+            found.append(
+                "trainer.activation_checkpointing=selective keeps the results of products, and DeepSpeed's linear layer"
+                " of ZeRO stage 3 adds the bias to them in place. Use trainer.activation_checkpointing=full, or"
+                " sharding=zero2."
+            )
             strategy = cls(**setting.arguments)
             found += contradictions(Given.of_setting(setting), strategy.options, strategy.overrides)
         return found

@@ -82,6 +82,7 @@ def experiment_of(num_ranks: int, *words: str) -> dict[str, Any]:
         (2, ["strategy=ddp", "model=mlp", "precision=bf16", "trainer.accumulate=3"]),
         (2, ["strategy=fsdp", *GPT]),
         (2, ["strategy=fsdp", "sharding=zero2", *GPT, "trainer.activation_checkpointing=full"]),
+        (2, ["strategy=ddp", *GPT, "trainer.activation_checkpointing=selective"]),
         (2, ["strategy=fsdp1", *GPT]),
         (2, ["strategy=tp", *GPT, "precision=bf16"]),
         (2, ["strategy=pp", *GPT, "trainer.accumulate=2"]),
