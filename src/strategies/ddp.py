@@ -20,7 +20,11 @@ from src.strategies.footprint import Shares, gradients_as_they_come, states
 
 
 class DDP(AutogradStrategy):
-    """bucket_cap_mb: MiB a bucket. The other arguments are DistributedDataParallel's own."""
+    """bucket_cap_mb: MiB a bucket. The other arguments are DistributedDataParallel's own.
+
+    static_graph: torch 2.14 records the graph in the very first backward, and only where gradients meet in it: under
+    `no_sync` its reducer fails an assertion. So that one all-reduces too, whatever the accumulation.
+    """
 
     supports = Support(
         layout="keeps a whole copy on every rank", sharding=frozenset({"none"}), omits="the all-reduces of gradients"
@@ -43,21 +47,16 @@ class DDP(AutogradStrategy):
             "find_unused_parameters": find_unused_parameters,
             "forward_sync_buffers": forward_sync_buffers,
         }
+        self.graph_is_due = static_graph  # to be recorded
         self.checked_for_unused = find_unused_parameters
         self.wrapper: type[DistributedDataParallel] = DistributedDataParallel
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
-        found = []
-        if setting.arguments.get("static_graph") and setting.accumulate > 1:
-            found.append(
-                f"strategy.static_graph=true with trainer.accumulate={setting.accumulate}: the first step's no_sync"
-                " breaks the recorded graph. Use strategy.static_graph=false, or trainer.accumulate=1."
-            )
         bucket_cap_mb = setting.arguments.get("bucket_cap_mb", 1)
         if bucket_cap_mb <= 0:
-            found.append(f"strategy.bucket_cap_mb={bucket_cap_mb} holds no gradient; choose more than 0.")
-        return found
+            return [f"strategy.bucket_cap_mb={bucket_cap_mb} holds no gradient; choose more than 0."]
+        return []
 
     @classmethod
     def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:
@@ -99,7 +98,9 @@ class DDP(AutogradStrategy):
         return self
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if is_last and self.synchronizes else self.model.no_sync()
+        # What later micro-batches add to has met already: the mean of equals is the same, however often they meet.
+        syncs, self.graph_is_due = (is_last and self.synchronizes) or self.graph_is_due, False
+        return nullcontext() if syncs else self.model.no_sync()
 
     @contextmanager
     def unsynchronized(self) -> Iterator[None]:
