@@ -13,7 +13,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from src.checks.auto_batch import settle_micro_batch
-from src.checks.keys import locate, resolve
+from src.checks.keys import locate, resolve, takes
 from src.checks.ranges import at, range_problems
 from src.checks.setting import known_setting, strategy_class, task_class
 from src.checks.trial import on_meta
@@ -61,6 +61,7 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
         found += task.problems({k: v for k, v in config["task"].items() if not k.startswith("_")}, setting)
         found += _profile_problems(setting, strategy, config["trainer"]["profile_every"])
         found += _model_problems(setting, strategy, config)
+    found += _decay_problems(config)
     return list(dict.fromkeys(found + _pairing_problems(config) + _monitor_problems(config)))
 
 
@@ -193,6 +194,17 @@ def _profile_problems(setting: Setting, strategy: type[Strategy], every: int | N
     if setting.data_parallel_size == 1:
         return [f"{choice} there is only one. Use trainer.profile_every=null, or more ranks."]
     return []
+
+
+def _decay_problems(config: dict[str, Any]) -> list[str]:
+    """Parameters spared from a decay that the optimizer does not have."""
+    target = config["optimizer"]["_target_"]
+    if config["trainer"]["decay_norms_and_biases"] or takes(target, "weight_decay"):
+        return []
+    return [
+        f"trainer.decay_norms_and_biases=false spares them from weight_decay, which optimizer {target} does not take."
+        " Use trainer.decay_norms_and_biases=true, or optimizer=adamw, adam or sgd."
+    ]
 
 
 def _monitor_problems(config: dict[str, Any]) -> list[str]:

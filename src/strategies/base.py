@@ -118,6 +118,7 @@ class BuildSpec:
     micro_batch_size: int = 1
     accumulate: int = 1
     max_grad_norm: float | None = None
+    decay_norms_and_biases: bool = True  # False: the optimizer's weight_decay leaves them alone
 
 
 class Strategy(HasFootprint, ABC):

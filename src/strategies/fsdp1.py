@@ -3,6 +3,7 @@
 Kept for set-ups that still use it: flat parameters, wrapped by size. `strategy=fsdp` is today's form of the idea.
 """
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -102,6 +103,12 @@ class FSDP1(AutogradStrategy):
     def weights(self) -> dict[str, Tensor] | None:
         average_buffers(self.model, self.data)
         return gathered_weights(self.model, self.spec.world)
+
+    def bare_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        from src.strategies.fsdp1_state import WRAPPER
+
+        for name, parameter in self.model.named_parameters():
+            yield name.replace(WRAPPER, ""), parameter
 
     def take_state(self) -> State:
         from src.strategies.fsdp1_state import take
