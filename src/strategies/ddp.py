@@ -14,20 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from src.batch import MicroBatch
 from src.footprint import Footprint, ModelSizes, Part
+from src.parallel.batchnorm import synchronize_batchnorm
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
 from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.footprint import Shares, gradients_as_they_come, states
 
 
 class DDP(AutogradStrategy):
-    """bucket_cap_mb: MiB a bucket. The other arguments are DistributedDataParallel's own.
+    """bucket_cap_mb: MiB a bucket. sync_batchnorm: of all ranks. The others are DistributedDataParallel's own.
 
     static_graph: torch 2.14 records the graph in the very first backward, and only where gradients meet in it: under
     `no_sync` its reducer fails an assertion. So that one all-reduces too, whatever the accumulation.
     """
 
     supports = Support(
-        layout="keeps a whole copy on every rank", sharding=frozenset({"none"}), omits="the all-reduces of gradients"
+        layout="keeps a whole copy on every rank",
+        sharding=frozenset({"none"}),
+        omits="the all-reduces of gradients",
     )
     model: DistributedDataParallel
     synchronizes = True  # but in `unsynchronized`
@@ -39,6 +42,7 @@ class DDP(AutogradStrategy):
         static_graph: bool = False,
         find_unused_parameters: bool = False,
         forward_sync_buffers: bool = True,
+        sync_batchnorm: bool = False,
     ) -> None:
         self.options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
@@ -47,6 +51,7 @@ class DDP(AutogradStrategy):
             "find_unused_parameters": find_unused_parameters,
             "forward_sync_buffers": forward_sync_buffers,
         }
+        self.sync_batchnorm = sync_batchnorm
         self.graph_is_due = static_graph  # to be recorded
         self.checked_for_unused = find_unused_parameters
         self.wrapper: type[DistributedDataParallel] = DistributedDataParallel
@@ -84,6 +89,8 @@ class DDP(AutogradStrategy):
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         # DDP averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
         self.gradient_factor = float(spec.world.world_size)
+        if self.sync_batchnorm:  # before wrapping: DDP would not know the parameters of modules that come later
+            model = synchronize_batchnorm(model, spec.world.device)
         # Weights in the layout of the images, where the model says so: gradients come in it, and DDP's buckets then
         # take them without a copy (and a warning).
         memory_format = getattr(model, "memory_format", torch.preserve_format)

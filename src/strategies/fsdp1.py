@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
+from src.parallel.batchnorm import synchronize_batchnorm
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, State, Support
 from src.strategies.flat_footprint import flat_footprint, wrapped_by_size
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class FSDP1(AutogradStrategy):
-    """min_unit_parameters: a submodule with at least as many becomes a unit of its own."""
+    """min_unit_parameters: a submodule with at least as many becomes a unit of its own.
+
+    sync_batchnorm: BatchNorm by the samples of all ranks.
+    """
 
     supports = Support(
         layout="always shards gradients and optimizer states",
@@ -40,9 +44,15 @@ class FSDP1(AutogradStrategy):
             ]
         return []
 
-    def __init__(self, min_unit_parameters: int = 1_000_000, sync_each_microbatch: bool = True) -> None:
+    def __init__(
+        self,
+        min_unit_parameters: int = 1_000_000,
+        sync_each_microbatch: bool = True,
+        sync_batchnorm: bool = False,
+    ) -> None:
         self.min_unit_parameters = min_unit_parameters
         self.sync_each_microbatch = sync_each_microbatch
+        self.sync_batchnorm = sync_batchnorm
 
     @classmethod
     def casts_weights(cls, setting: Setting) -> bool:
@@ -65,6 +75,8 @@ class FSDP1(AutogradStrategy):
         )
         from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
+        if self.sync_batchnorm:
+            model = synchronize_batchnorm(model, spec.world.device)
         # FSDP1 averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
         self.gradient_factor = float(spec.world.world_size)
         dtype = spec.precision.compute_dtype
