@@ -181,6 +181,7 @@ def build(
             sizes.micro_batch_size,
             sizes.accumulate,
             trainer["max_grad_norm"],
+            trainer["compile"],
             trainer["decay_norms_and_biases"],
         ),
         sizes=sizes,

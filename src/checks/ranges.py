@@ -10,11 +10,6 @@ from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
 
-#: Keys that scripts may name already and that nothing reads yet, with the one value they can have.
-NOT_YET = {
-    "trainer.compile": False,
-}
-
 CHOICES = {
     "sharding.level": LEVELS,
     "sharding.offload": OFFLOADS,
@@ -32,11 +27,6 @@ def range_problems(config: dict[str, Any]) -> list[str]:
     found = [
         f"{shown} is no finite number; choose one, or null where there may be none." for shown in non_finite(config)
     ]
-    for key, only in NOT_YET.items():
-        value = at(config, key)
-        if value != only:
-            shown = "null" if only is None else str(only).lower()
-            found.append(f"{key}={value} is not available in this version of shardlab. Use {key}={shown}.")
     at_least_one = ["trainer.epochs", "trainer.max_steps", "trainer.log_every", "trainer.eval_every", "data.limit"]
     at_least_one += ["checkpoint.every", "checkpoint.keep", "trainer.profile_every"]
     for key in at_least_one:

@@ -13,12 +13,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from src.checks.auto_batch import settle_micro_batch
-from src.checks.keys import locate, resolve, takes
+from src.checks.keys import locate, resolve
+from src.checks.pairs import decay_problems, pairing_problems
 from src.checks.ranges import at, range_problems
 from src.checks.setting import known_setting, strategy_class, task_class
 from src.checks.trial import on_meta
 from src.errors import Refused
 from src.evaluation import metric_of
+from src.parallel.compiled import compiler_problems
 from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
@@ -61,8 +63,9 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
         found += task.problems({k: v for k, v in config["task"].items() if not k.startswith("_")}, setting)
         found += _profile_problems(setting, strategy, config["trainer"]["profile_every"])
         found += _model_problems(setting, strategy, config)
-    found += _decay_problems(config)
-    return list(dict.fromkeys(found + _pairing_problems(config) + _monitor_problems(config)))
+        found += _compile_problems(setting, strategy)
+    found += decay_problems(config)
+    return list(dict.fromkeys(found + pairing_problems(config) + _monitor_problems(config)))
 
 
 def _support_problems(setting: Setting, strategy: type[Strategy]) -> list[str]:
@@ -196,15 +199,16 @@ def _profile_problems(setting: Setting, strategy: type[Strategy], every: int | N
     return []
 
 
-def _decay_problems(config: dict[str, Any]) -> list[str]:
-    """Parameters spared from a decay that the optimizer does not have."""
-    target = config["optimizer"]["_target_"]
-    if config["trainer"]["decay_norms_and_biases"] or takes(target, "weight_decay"):
+def _compile_problems(setting: Setting, strategy: type[Strategy]) -> list[str]:
+    """Compiling where it has not been shown to learn the same, or can't be done."""
+    if not setting.compile:
         return []
-    return [
-        f"trainer.decay_norms_and_biases=false spares them from weight_decay, which optimizer {target} does not take."
-        " Use trainer.decay_norms_and_biases=true, or optimizer=adamw, adam or sgd."
-    ]
+    if not strategy.supports.compiles:
+        return [
+            f"trainer.compile=true is not held to equal uncompiled layers under strategy={setting.strategy_name}."
+            f" Use {options_that(lambda other: other.compiles)}, or trainer.compile=false."
+        ]
+    return compiler_problems(setting.device_type)
 
 
 def _monitor_problems(config: dict[str, Any]) -> list[str]:
@@ -227,16 +231,3 @@ def _resume_problems(task: type[Task], config: dict[str, Any]) -> list[str]:
         return []
     name = config["task"]["_target_"].split(".")[-2]
     return [f"checkpoint.resume={resume} goes on with a training run, and task={name} is none. Leave it out."]
-
-
-def _pairing_problems(config: dict[str, Any]) -> list[str]:
-    """Data of a size that the model does not reach."""
-    found = []
-    for key, what in (("vocab_size", "tokens"), ("sequence_length", "tokens a sample")):
-        reach, size = at(config, f"model.{key}"), at(config, f"data.{key}")
-        if reach is not None and size is not None and size > reach:
-            found.append(
-                f"data.{key}={size} {what} are more than model.{key}={reach}."
-                f" Use model.{key}={size} or more, or data.{key}={reach} or less."
-            )
-    return found

@@ -14,6 +14,7 @@ the modules inside), recomputed, sharded.
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,9 +78,18 @@ class Recomputed:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*inputs, **named)
+        if torch.compiler.is_compiling():
+            return self.traced(*inputs, **named)
         # Whoever hooks what is saved for backward (to move it to the host, to count it) sees what is kept here as well.
         hooked = {"respect_saved_tensors_hooks": True} if self.keeps_costly else {}
         return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=self.contexts, **hooked, **named)
+
+    def traced(self, *inputs: Any, **named: Any) -> Any:
+        """The same where torch.compile reads it, which decides by a graph without effects: buffers need no copies."""
+        if not self.keeps_costly:
+            return checkpoint(self.forward, *inputs, use_reentrant=False, **named)
+        contexts = partial(create_selective_checkpoint_contexts, keeps)
+        return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Entered around the forward, and around each recomputation of it."""
@@ -88,6 +98,11 @@ class Recomputed:
             return nullcontext(), buffers
         keep, reuse = create_selective_checkpoint_contexts(Keeping(self.module))
         return keep, Within(buffers, OnCostly(reuse))
+
+
+def keeps(_: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    """`Keeping` for a graph, in which nothing is overwritten, and a kept draw is the one that all see."""
+    return CheckpointPolicy.MUST_SAVE if is_costly(operation) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Keeping:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from src.batch import MicroBatch
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
+from src.parallel.compiled import compile_units
 from src.strategies import state as states
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, State, StepReport, Strategy
 from src.strategies.decay import norms_and_biases, sparing
@@ -29,6 +30,8 @@ class AutogradStrategy(Strategy):
         self.spec = spec
         self.data = self.data_axis(spec)
         undecayed = frozenset() if spec.decay_norms_and_biases else norms_and_biases(model)
+        if spec.compile and not spec.world.is_imagined:  # fake tensors can't be compiled for
+            compile_units(model, spec.world.device)
         self.model = self.wrap(model, spec)
         # After wrapping: a sharded module's parameters are not the ones it was built with. Listed once, since
         # walking the modules at every step costs as much as the optimizer of a small model.

@@ -31,6 +31,7 @@ class DDP(AutogradStrategy):
         layout="keeps a whole copy on every rank",
         sharding=frozenset({"none"}),
         omits="the all-reduces of gradients",
+        compiles=True,
     )
     model: DistributedDataParallel
     synchronizes = True  # but in `unsynchronized`

@@ -34,6 +34,7 @@ class FSDP2(AutogradStrategy):
         offload=frozenset({"all"}),
         omits="the reductions of gradients",
         omits_not="the gathering of weights",
+        compiles=True,
     )
     synchronizes = True  # but in `unsynchronized`
 

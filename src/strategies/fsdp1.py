@@ -33,16 +33,25 @@ class FSDP1(AutogradStrategy):
         layout="always shards gradients and optimizer states",
         sharding=frozenset({"zero2", "zero3", "hybrid"}),
         offload=frozenset({"all"}),
+        compiles=True,
     )
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
+        found = []
+        if setting.compile and setting.activation_checkpointing != "none":
+            # Its hooks inside a layer end the graph there, and torch 2.14 then recomputes outside of any.
+            found.append(
+                f"trainer.compile=true with trainer.activation_checkpointing={setting.activation_checkpointing}: the"
+                " units that FSDP1 makes inside a layer keep it from being compiled with its recomputation."
+                " Use strategy=fsdp, trainer.compile=false, or trainer.activation_checkpointing=none."
+            )
         if setting.sharding.offload == "all" and setting.device_type == "cpu":
-            return [
+            found.append(
                 "sharding.offload=all: FSDP1 pins what it offloads for a GPU, and launch.device is cpu."
                 " Use sharding.offload=none, or strategy=fsdp."
-            ]
-        return []
+            )
+        return found
 
     def __init__(
         self,
