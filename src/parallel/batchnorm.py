@@ -24,7 +24,7 @@ def synchronize_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
     if not norms:
         log.warning("strategy.sync_batchnorm=true changes nothing: %s has no BatchNorm.", type(model).__name__)
     if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
     for module in norms:
         # The same object: whoever holds it already (a layer that is recomputed) goes on with the right one.

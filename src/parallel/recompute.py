@@ -81,8 +81,14 @@ class Recomputed:
         if torch.compiler.is_compiling():
             return self.traced(*inputs, **named)
         # Whoever hooks what is saved for backward (to move it to the host, to count it) sees what is kept here as well.
-        hooked = {"respect_saved_tensors_hooks": True} if self.keeps_costly else {}
-        return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=self.contexts, **hooked, **named)
+        return checkpoint(
+            self.forward,
+            *inputs,
+            use_reentrant=False,
+            context_fn=self.contexts,
+            respect_saved_tensors_hooks=True if self.keeps_costly else None,
+            **named,
+        )
 
     def traced(self, *inputs: Any, **named: Any) -> Any:
         """The same where torch.compile reads it, which decides by a graph without effects: buffers need no copies."""
@@ -96,7 +102,7 @@ class Recomputed:
         buffers = BuffersBefore(self.module)
         if not self.keeps_costly:
             return nullcontext(), buffers
-        keep, reuse = create_selective_checkpoint_contexts(Keeping(self.module))
+        keep, reuse = create_selective_checkpoint_contexts(Keeping(self.module))  # type: ignore[no-untyped-call]
         return keep, Within(buffers, OnCostly(reuse))
 
 
@@ -125,7 +131,7 @@ class Keeping:
         # Not one that draws: in backward, what follows it would find other random numbers.
         if not is_costly(operation) or given.get("dropout_p"):
             return CheckpointPolicy.PREFER_RECOMPUTE
-        self.kept |= dict.fromkeys(storages(context.op_output), operation.name())
+        self.kept |= dict.fromkeys(storages(context.op_output), name_of(operation))
         return CheckpointPolicy.MUST_SAVE
 
     def refuse_overwriting(self, operation: OpOverload, given: dict[str, Any]) -> None:
@@ -135,7 +141,7 @@ class Keeping:
             if storage in self.kept:
                 raise ValueError(
                     f"trainer.activation_checkpointing=selective keeps the result of {self.kept[storage]} in a"
-                    f" {type(self.module).__name__}, and {operation.name()} overwrites it. Use"
+                    f" {type(self.module).__name__}, and {name_of(operation)} overwrites it. Use"
                     " trainer.activation_checkpointing=full, or compute it out of place (x = x + y, inplace=False)."
                 )
 
@@ -147,7 +153,12 @@ def storages(tree: Any) -> list[int]:
 
 
 def is_costly(operation: Any) -> bool:
-    return isinstance(operation, OpOverload) and operation.name().partition(".")[0] in COSTLY
+    return isinstance(operation, OpOverload) and name_of(operation).partition(".")[0] in COSTLY
+
+
+def name_of(operation: OpOverload) -> str:
+    """As "aten::add_.Tensor"."""
+    return str(operation.name())  # type: ignore[no-untyped-call]
 
 
 class OnCostly(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's base is untyped

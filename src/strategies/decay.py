@@ -37,6 +37,6 @@ def sparing(
             {"params": [parameter for parameter in given if parameter not in spared]},
             {"params": [parameter for parameter in given if parameter in spared], "weight_decay": 0.0},
         ]
-        return optimizer([group for group in groups if group["params"]])  # type: ignore[arg-type]
+        return optimizer([group for group in groups if group["params"]])  # type: ignore[misc]
 
     return make
