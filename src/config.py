@@ -39,6 +39,7 @@ class Trainer:
     accumulate: int | None = MISSING
     global_batch_size: int | None = MISSING
     max_grad_norm: float | None = MISSING
+    decay_norms_and_biases: bool = MISSING
     log_every: int = MISSING
     eval_every: int | None = MISSING
     profile_every: int | None = MISSING

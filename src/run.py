@@ -47,8 +47,7 @@ class Experiment:
     """The parts of a run, built but not yet joined: what a task works with.
 
     setting: the plain values that all of it was made from. resume: the checkpoint to go on from. alternatives: looks
-    for the other ways to train the same; takes seconds.
-    flops: of the model, which `joined` hands to the strategy; None: it counts none, or is not built.
+    for the other ways to train the same; takes seconds. flops: of the model; None: it counts none, or is not built.
     """
 
     world: World
@@ -180,8 +179,9 @@ def build(
             sizes.micro_batch_size,
             sizes.accumulate,
             trainer["max_grad_norm"],
-            # An option without a target compresses nothing.
             instantiate(config["compression"], _convert_="all") if config["compression"] else None,
+            trainer["compile"],
+            trainer["decay_norms_and_biases"],
         ),
         sizes=sizes,
         limits=limits_of(trainer),
@@ -244,8 +244,5 @@ def announce(config: dict[str, Any], experiment: Experiment) -> None:
     )
     log.info(
         "batch %d = %d a micro-batch x %d accumulated x %d data rank(s)",
-        sizes.global_batch_size,
-        sizes.micro_batch_size,
-        sizes.accumulate,
-        sizes.data_parallel_size,
-    )
+        sizes.global_batch_size, sizes.micro_batch_size, sizes.accumulate, sizes.data_parallel_size,
+    )  # fmt: skip

@@ -40,14 +40,21 @@ class Result:
         return [record[key] for record in self.train]
 
 
-def run_in(pool: Pool, num_ranks: int, run_dir: Path, *overrides: str, info: dict[str, Any] | None = None) -> Result:
+def run_in(
+    pool: Pool,
+    num_ranks: int,
+    run_dir: Path,
+    *overrides: str,
+    info: dict[str, Any] | None = None,
+    timeout_seconds: float = 120,
+) -> Result:
     """Run a command line on `num_ranks` started ranks of `pool`; it must not be refused. info: as for src.run.run."""
     config, problems = composed(
         f"launch.nproc={num_ranks}", "launch.device=cpu", "tracking=off", "trainer.log_every=1", *overrides
     )
     assert not problems, problems
     run_dir.mkdir(parents=True)
-    pool.run(num_ranks, run_config, config, str(run_dir), info or {})
+    pool.run(num_ranks, run_config, config, str(run_dir), info or {}, timeout_seconds=timeout_seconds)
     return read(run_dir)
 
 

@@ -138,6 +138,15 @@ class Findings:
                 self.broken.append(f"{path}.{key}={node[key]!r} is not {readable(hints[key])}.")
 
 
+def takes(target: str, name: str) -> bool:
+    """Whether what a dotted path names has an argument of that name. What has no signature may."""
+    try:
+        parameters = inspect.signature(locate(target)).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def locate(dotted_path: str) -> Any:
     """The object of a dotted path. Raises ImportError with the part that is missing and the nearest name."""
     parts = dotted_path.split(".")

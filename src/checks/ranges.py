@@ -10,11 +10,6 @@ from src.precision import PRECISIONS
 from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
 
-#: Keys that scripts may name already and that nothing reads yet, with the one value they can have.
-NOT_YET = {
-    "trainer.compile": False,
-}
-
 CHOICES = {
     "sharding.level": LEVELS,
     "sharding.offload": OFFLOADS,
@@ -45,18 +40,7 @@ def range_problems(config: dict[str, Any]) -> list[str]:
     found = [
         f"{shown} is no finite number; choose one, or null where there may be none." for shown in non_finite(config)
     ]
-    return found + not_yet(config) + count_problems(config) + batch_problems(config) + limit_problems(config)
-
-
-def not_yet(config: dict[str, Any]) -> list[str]:
-    """What no version has done so far."""
-    found = []
-    for key, only in NOT_YET.items():
-        value = at(config, key)
-        if value != only:
-            shown = "null" if only is None else str(only).lower()
-            found.append(f"{key}={value} is not available in this version of shardlab. Use {key}={shown}.")
-    return found
+    return found + count_problems(config) + batch_problems(config) + limit_problems(config)
 
 
 def count_problems(config: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.checks.auto_batch import settle_micro_batch
 from src.checks.keys import locate, resolve
+from src.checks.pairs import decay_problems, pairing_problems
 from src.checks.positions import position_problems
 from src.checks.ranges import at, range_problems
 from src.checks.remedies import models_with, options_that
@@ -18,6 +19,7 @@ from src.checks.setting import known_setting, strategy_class, task_class
 from src.checks.trial import on_meta
 from src.errors import Refused
 from src.evaluation import metric_of
+from src.parallel.compiled import compiler_problems
 from src.precision import PRECISIONS, Precision
 from src.sharding import LEVELS, OFFLOADS
 from src.snapshots import MONITORS
@@ -59,7 +61,8 @@ def rule_problems(config: dict[str, Any]) -> list[str]:
         found += _trace_problems(setting, strategy, at(config, "task.dry_run"))
         found += _profile_problems(setting, strategy, config["trainer"]["profile_every"])
         found += _model_problems(setting, strategy, config)
-    found += _pairing_problems(config) + position_problems(config)
+        found += _compile_problems(setting, strategy)
+    found += decay_problems(config) + pairing_problems(config) + position_problems(config)
     return list(dict.fromkeys(found + _monitor_problems(config)))
 
 
@@ -208,6 +211,18 @@ def _trace_problems(setting: Setting, strategy: type[Strategy], is_traced: bool 
     ]
 
 
+def _compile_problems(setting: Setting, strategy: type[Strategy]) -> list[str]:
+    """Compiling where it has not been shown to learn the same, or can't be done."""
+    if not setting.compile:
+        return []
+    if not strategy.supports.compiles:
+        return [
+            f"trainer.compile=true is not held to equal uncompiled layers under strategy={setting.strategy_name}."
+            f" Use {options_that(lambda other: other.compiles)}, or trainer.compile=false."
+        ]
+    return compiler_problems(setting.device_type)
+
+
 def _monitor_problems(config: dict[str, Any]) -> list[str]:
     """A value to keep the best checkpoint by that an evaluation on these data does not give."""
     monitor, kind = (
@@ -228,16 +243,3 @@ def _resume_problems(task: type[Task], config: dict[str, Any]) -> list[str]:
         return []
     name = config["task"]["_target_"].split(".")[-2]
     return [f"checkpoint.resume={resume} goes on with a training run, and task={name} is none. Leave it out."]
-
-
-def _pairing_problems(config: dict[str, Any]) -> list[str]:
-    """Data of a size that the model does not reach."""
-    found = []
-    for key, what in (("vocab_size", "tokens"), ("sequence_length", "tokens a sample")):
-        reach, size = at(config, f"model.{key}"), at(config, f"data.{key}")
-        if reach is not None and size is not None and size > reach:
-            found.append(
-                f"data.{key}={size} {what} are more than model.{key}={reach}."
-                f" Use model.{key}={size} or more, or data.{key}={reach} or less."
-            )
-    return found

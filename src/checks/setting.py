@@ -144,6 +144,7 @@ def known_setting(config: dict[str, Any]) -> tuple[Setting, list[str]]:
         accumulate=sizes.accumulate,
         max_grad_norm=config["trainer"]["max_grad_norm"],
         activation_checkpointing=config["trainer"]["activation_checkpointing"],
+        compile=config["trainer"]["compile"],
         optimizer=config["optimizer"],
         data=config["data"],
         local_size=attempt(ranks_of_a_machine, config, otherwise=None),

@@ -30,7 +30,7 @@ MAX_TRACED_RANKS = 16
 class Forecast:
     """peaks: bytes by world rank, of ranks that hold as much as any other. method: "trace" or "formula".
 
-    reason: why there is none, or why it is not a trace.
+    reason: why there is none, why it is not a trace, or what else is to know.
     """
 
     peaks: dict[int, int]
@@ -104,7 +104,8 @@ def forecast(
     def peak_of(world_rank: int) -> int:
         return trace(strategy, make_model, optimizer, spec, make_batch, world_rank).peak
 
-    return Forecast({world_rank: peak_of(world_rank) for world_rank in ranks}, "trace")
+    to_know = "of the layers as they are before trainer.compile" if spec.compile else None
+    return Forecast({world_rank: peak_of(world_rank) for world_rank in ranks}, "trace", to_know)
 
 
 def why_no_trace(strategy: type[Strategy], world_size: int) -> str | None:

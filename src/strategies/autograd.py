@@ -1,6 +1,6 @@
 """The step that single, ddp, fsdp and fsdp1 share: engines that work behind `loss.backward()`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from src.batch import MicroBatch
 from src.objective import EvalSums, cross_entropy_sum, evaluation_sums
+from src.parallel.compiled import compile_units
 from src.strategies import state as states
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, StepReport, Strategy
+from src.strategies.decay import norms_and_biases, sparing
 from src.strategies.run_state import State
 from src.weights import filled
 from src.world import World
@@ -29,11 +31,14 @@ class AutogradStrategy(Strategy):
     def build(self, model: nn.Module, optimizer: OptimizerFactory, spec: BuildSpec) -> None:
         self.spec = spec
         self.data = self.data_axis(spec)
+        undecayed = frozenset() if spec.decay_norms_and_biases else norms_and_biases(model)
+        if spec.compile and not spec.world.is_imagined:  # fake tensors can't be compiled for
+            compile_units(model, spec.world.device)
         self.model = self.wrap(self.with_values(model, spec), spec)
         # After wrapping: a sharded module's parameters are not the ones it was built with. Listed once, since
         # walking the modules at every step costs as much as the optimizer of a small model.
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = optimizer(self.trained)
+        self.optimizer = sparing(optimizer, self.bare_parameters(), undecayed)(self.trained)
         self.base_learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.lr_factor = 1.0
         self.weighed_targets: int | None = None
@@ -160,6 +165,11 @@ class AutogradStrategy(Strategy):
     def bare_modules(self) -> list[nn.Module]:
         """What is inside the engine's wrapper: the model under its own names, or this rank's parts of it."""
         return [self.model]
+
+    def bare_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """By the bare model's names."""
+        for module in self.bare_modules():
+            yield from module.named_parameters()
 
     def state(self) -> State:
         average_buffers(self.model, self.data)

@@ -54,7 +54,7 @@ class Support:
 
     layout: what it does with the weights, to complete "sharding=zero3 shards parameters, but strategy=ddp ...".
     offload: the values of sharding.offload other than none. packages: what must be installed, by import name.
-    can_be_traced: whether its engine runs on fake tensors.
+    can_be_traced: whether its engine runs on fake tensors. compiles: whether it trains compiled layers as others.
     model_carries: methods that a model must have, and what each says, to complete "model cnn does not say ...".
     omits: the communication that `unsynchronized` leaves out of a step, in words; None: it can leave out none.
     omits_not: what it has to keep beside that. compresses: whether a compressor can stand before its links.
@@ -67,6 +67,7 @@ class Support:
     many_processes: bool = True
     packages: tuple[str, ...] = ()
     can_be_traced: bool = True
+    compiles: bool = False
     model_carries: Mapping[str, str] = field(default_factory=dict)
     omits: str | None = None
     omits_not: str | None = None
@@ -92,6 +93,7 @@ class Setting:
     accumulate: int
     max_grad_norm: float | None
     activation_checkpointing: str = "none"
+    compile: bool = False
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     local_size: int | None = None
@@ -110,6 +112,8 @@ class BuildSpec:
     accumulate: int = 1
     max_grad_norm: float | None = None
     compression: Compression | None = None  # None: gradients travel as they are
+    compile: bool = False
+    decay_norms_and_biases: bool = True  # False: the optimizer's weight_decay leaves them alone
 
 
 class Strategy(HasFootprint, ABC):
@@ -193,10 +197,7 @@ class Strategy(HasFootprint, ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Instead of optimizer_step: forget the gradients, and put back what `remember` kept; nothing has changed then.
-
-        Every rank calls it, or none.
-        """
+        """Instead of optimizer_step: forget gradients, put back what `remember` kept. Every rank calls it, or none."""
 
     def unsynchronized(self) -> AbstractContextManager[None]:
         """A step inside does all but what `supports.omits` names; `discard` its gradients afterwards."""

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from src.batch import MicroBatch
 from src.compression.base import Compression
 from src.footprint import Footprint, ModelSizes, Part
+from src.parallel.batchnorm import synchronize_batchnorm
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
 from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.compressed_footprint import compressed
@@ -27,13 +28,18 @@ log = logging.getLogger(__name__)
 
 
 class DDP(AutogradStrategy):
-    """bucket_cap_mb: MiB a bucket. The other arguments are DistributedDataParallel's own."""
+    """bucket_cap_mb: MiB a bucket. sync_batchnorm: of all ranks. The others are DistributedDataParallel's own.
+
+    static_graph: torch 2.14 records the graph in the very first backward, and only where gradients meet in it: under
+    `no_sync` its reducer fails an assertion. So that one all-reduces too, whatever the accumulation.
+    """
 
     supports = Support(
         layout="keeps a whole copy on every rank",
         sharding=frozenset({"none"}),
         omits="the all-reduces of gradients",
         compresses=True,
+        compiles=True,
     )
     model: DistributedDataParallel
     synchronizes = True  # but in `unsynchronized`
@@ -46,6 +52,7 @@ class DDP(AutogradStrategy):
         static_graph: bool = False,
         find_unused_parameters: bool = False,
         forward_sync_buffers: bool = True,
+        sync_batchnorm: bool = False,
     ) -> None:
         self.options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
@@ -54,18 +61,14 @@ class DDP(AutogradStrategy):
             "find_unused_parameters": find_unused_parameters,
             "forward_sync_buffers": forward_sync_buffers,
         }
+        self.sync_batchnorm = sync_batchnorm
+        self.graph_is_due = static_graph  # to be recorded
         self.checked_for_unused = find_unused_parameters
         self.wrapper: type[DistributedDataParallel] = DistributedDataParallel
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
-        found = []
-        if setting.arguments.get("static_graph") and setting.accumulate > 1:
-            found.append(
-                f"strategy.static_graph=true with trainer.accumulate={setting.accumulate}: the first step's no_sync"
-                " breaks the recorded graph. Use strategy.static_graph=false, or trainer.accumulate=1."
-            )
-        found += hook_problems(setting)
+        found = hook_problems(setting)
         bucket_cap_mb = setting.arguments.get("bucket_cap_mb", 1)
         if bucket_cap_mb <= 0:
             found.append(f"strategy.bucket_cap_mb={bucket_cap_mb} holds no gradient; choose more than 0.")
@@ -99,6 +102,8 @@ class DDP(AutogradStrategy):
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         # DDP averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
         self.gradient_factor = float(spec.world.world_size)
+        if self.sync_batchnorm:  # before wrapping: DDP would not know the parameters of modules that come later
+            model = synchronize_batchnorm(model, spec.world.device)
         # Weights in the layout of the images, where the model says so: gradients come in it, and DDP's buckets then
         # take them without a copy (and a warning).
         memory_format = getattr(model, "memory_format", torch.preserve_format)
@@ -119,7 +124,9 @@ class DDP(AutogradStrategy):
         return self
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if is_last and self.synchronizes else self.model.no_sync()
+        # What later micro-batches add to has met already: the mean of equals is the same, however often they meet.
+        syncs, self.graph_is_due = (is_last and self.synchronizes) or self.graph_is_due, False
+        return nullcontext() if syncs else self.model.no_sync()
 
     @contextmanager
     def unsynchronized(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ from src.sharding import Sharding
 from src.strategies import state as states
 from src.strategies.autograd import average_buffers, kept_buffers, put_back_buffers
 from src.strategies.base import Axis, BuildSpec, OptimizerFactory, Setting, StepReport, Strategy, Support
+from src.strategies.decay import norms_and_biases, sparing
 from src.strategies.deepspeed_config import Given, contradictions, engine_config
 from src.strategies.deepspeed_engine import forget_gradients, start_engine, whole_parameter
 from src.strategies.deepspeed_footprint import engine_footprint, weight_bytes
@@ -101,6 +102,11 @@ class DeepSpeed(Strategy):
                 "sharding.offload=optimizer needs sharded optimizer states, and sharding=none shards nothing."
                 " Use sharding=zero1, zero2 or zero3, or sharding.offload=none."
             )
+        if setting.activation_checkpointing == "selective" and level == "zero3":
+            found.append(
+                "trainer.activation_checkpointing=selective keeps the results of products, to which DeepSpeed's linear"
+                " layer of ZeRO stage 3 adds the bias in place. Use the value full, or sharding=zero2."
+            )
         if level in cls.supports.sharding:
             strategy = cls(**setting.arguments)
             found += contradictions(Given.of_setting(setting), strategy.options, strategy.overrides)
@@ -124,6 +130,8 @@ class DeepSpeed(Strategy):
         if spec.world.is_main:
             log.info("DeepSpeed's configuration: %s", json.dumps(self.config), extra=ONLY_IN_RANK_LOG)
         self.dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        undecayed = frozenset() if spec.decay_norms_and_biases else norms_and_biases(model)
+        optimizer = sparing(optimizer, model.named_parameters(), undecayed)
         self.engine, self.undo = start_engine(model, optimizer, self.config, spec.world)
         # The very optimizer that `optimizer` made; the engine has put its flat partitions into the groups.
         self.optimizer = self.engine.basic_optimizer

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
+from src.parallel.batchnorm import synchronize_batchnorm
 from src.parallel.data import data_parallel, forget_whole_gradients, gradient_reductions, omit_sync, sync_gradients
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, Support
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class FSDP2(AutogradStrategy):
-    """sync_each_microbatch: reduce-scatter after every micro-batch (least memory), or once a step (least traffic)."""
+    """sync_each_microbatch: reduce-scatter after every micro-batch (least memory), or once a step (least traffic).
+
+    sync_batchnorm: BatchNorm by the samples of all ranks.
+    """
 
     supports = Support(
         layout="always shards gradients and optimizer states",
@@ -33,11 +37,13 @@ class FSDP2(AutogradStrategy):
         offload=frozenset({"all"}),
         omits="the reductions of gradients",
         omits_not="the gathering of weights",
+        compiles=True,
     )
     synchronizes = True  # but in `unsynchronized`
 
-    def __init__(self, sync_each_microbatch: bool = True) -> None:
+    def __init__(self, sync_each_microbatch: bool = True, sync_batchnorm: bool = False) -> None:
         self.sync_each_microbatch = sync_each_microbatch
+        self.sync_batchnorm = sync_batchnorm
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
@@ -55,6 +61,8 @@ class FSDP2(AutogradStrategy):
         return model  # `wrap` fills the shards
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
+        if self.sync_batchnorm:
+            model = synchronize_batchnorm(model, spec.world.device)
         data_parallel(model, make_mesh(spec.world, spec.sharding), spec.precision, spec.sharding)
         if is_unread(model):
             on_host = torch.device("cpu") if spec.sharding.offload == "all" else None

@@ -3,7 +3,7 @@
 Kept for set-ups that still use it: flat parameters, wrapped by size. `strategy=fsdp` is today's form of the idea.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from src.footprint import Footprint, ModelSizes
 from src.mesh import make_mesh
+from src.parallel.batchnorm import synchronize_batchnorm
 from src.strategies.autograd import AutogradStrategy, average_buffers, gathered_weights
 from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.flat_footprint import flat_footprint, wrapped
@@ -26,26 +27,43 @@ if TYPE_CHECKING:
 
 class FSDP1(AutogradStrategy):
     """min_unit_parameters: a submodule with at least as many becomes a unit of its own; of a model whose layers must
-    not be split (`keeps_units_whole`), the layers do, whatever their size."""
+    not be split (`keeps_units_whole`), the layers do, whatever their size. sync_batchnorm: BatchNorm by the samples of
+    all ranks.
+    """
 
     supports = Support(
         layout="always shards gradients and optimizer states",
         sharding=frozenset({"zero2", "zero3", "hybrid"}),
         offload=frozenset({"all"}),
+        compiles=True,
     )
 
     @classmethod
     def problems(cls, setting: Setting) -> list[str]:
+        found = []
+        if setting.compile and setting.activation_checkpointing != "none":
+            # Its hooks inside a layer end the graph there, and torch 2.14 then recomputes outside of any.
+            found.append(
+                f"trainer.compile=true with trainer.activation_checkpointing={setting.activation_checkpointing}: the"
+                " units that FSDP1 makes inside a layer keep it from being compiled with its recomputation."
+                " Use strategy=fsdp, trainer.compile=false, or trainer.activation_checkpointing=none."
+            )
         if setting.sharding.offload == "all" and setting.device_type == "cpu":
-            return [
+            found.append(
                 "sharding.offload=all: FSDP1 pins what it offloads for a GPU, and launch.device is cpu."
                 " Use sharding.offload=none, or strategy=fsdp."
-            ]
-        return []
+            )
+        return found
 
-    def __init__(self, min_unit_parameters: int = 1_000_000, sync_each_microbatch: bool = True) -> None:
+    def __init__(
+        self,
+        min_unit_parameters: int = 1_000_000,
+        sync_each_microbatch: bool = True,
+        sync_batchnorm: bool = False,
+    ) -> None:
         self.min_unit_parameters = min_unit_parameters
         self.sync_each_microbatch = sync_each_microbatch
+        self.sync_batchnorm = sync_batchnorm
 
     @classmethod
     def casts_weights(cls, setting: Setting) -> bool:
@@ -70,6 +88,8 @@ class FSDP1(AutogradStrategy):
             ShardingStrategy,
         )
 
+        if self.sync_batchnorm:
+            model = synchronize_batchnorm(model, spec.world.device)
         # FSDP1 averages gradients over the ranks; the step's loss is a sum of the ranks' shares.
         self.gradient_factor = float(spec.world.world_size)
         dtype = spec.precision.compute_dtype
@@ -122,6 +142,12 @@ class FSDP1(AutogradStrategy):
     def weights(self) -> dict[str, Tensor] | None:
         average_buffers(self.model, self.data)
         return gathered_weights(self.model, self.spec.world)
+
+    def bare_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        from src.strategies.fsdp1_state import WRAPPER
+
+        for name, parameter in self.model.named_parameters():
+            yield name.replace(WRAPPER, ""), parameter
 
     def take_state(self) -> State:
         from src.strategies.fsdp1_state import take

@@ -10,7 +10,9 @@ from src.strategies.base import BuildSpec, Support
 class Single(AutogradStrategy):
     """The bare model on one device."""
 
-    supports = Support(layout="is one process with a whole copy", sharding=frozenset({"none"}), many_processes=False)
+    supports = Support(
+        layout="is one process with a whole copy", sharding=frozenset({"none"}), many_processes=False, compiles=True
+    )
 
     def wrap(self, model: nn.Module, spec: BuildSpec) -> nn.Module:
         return model.to(spec.world.device)

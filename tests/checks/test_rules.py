@@ -92,9 +92,23 @@ def test_numbers_that_are_not_finite_are_refused(key: str, value: str) -> None:
     assert line.startswith(f"{key}={value} is no finite number")
 
 
-def test_keys_that_nothing_reads_yet_are_refused_with_the_value_that_works() -> None:
-    [line] = problems("trainer.compile=true")
-    assert line == "trainer.compile=True is not available in this version of shardlab. Use trainer.compile=false."
+def test_compiling_without_a_compiler_is_refused_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["trainer.compile=true", "launch.device=cpu"]
+    assert problems(*words) == []
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    [line] = problems(*words)
+    assert "there is no compiler no-such-compiler here" in line
+    assert line.endswith("or use trainer.compile=false.")
+    assert problems("launch.device=cpu") == []
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed", "tp", "pp"])
+def test_compiling_under_what_does_not_compile_is_refused_with_those_that_do(strategy: str) -> None:
+    lines = problems(f"strategy={strategy}", "model=gpt_tiny", "trainer.compile=true", "trainer.accumulate=2")
+    [line] = [line for line in lines if "compile" in line]
+    assert line.endswith(
+        "Use strategy=ddp, strategy=fsdp, strategy=fsdp1 or strategy=single, or trainer.compile=false."
+    )
 
 
 def under_torchrun(monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:

@@ -3,20 +3,27 @@
 import copy
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
+from src.meter import metered
 from src.models.cnn import CNN
 from src.models.gpt import GPT, Block
 from src.models.mlp import MLP
 from src.models.resnet import ResNet18
 from src.objective import cross_entropy_sum
-from src.parallel.recompute import recompute_activations
+from src.parallel.recompute import MODES, Keeping, recompute_activations
 
 BATCH, LENGTH, WIDTH, LAYERS = 2, 8, 16, 3
 
@@ -81,15 +88,17 @@ def trained(name: str, mode: str, precision: torch.dtype | None = None) -> dict[
     ("name", "precision"), [*[(name, None) for name in MODELS], ("gpt", torch.bfloat16), ("cnn", torch.bfloat16)]
 )
 def test_gradients_and_buffers_are_equal_to_the_bit(name: str, precision: torch.dtype | None) -> None:
-    expected, found = (trained(name, mode, precision) for mode in ("none", "full"))
-    assert expected.keys() == found.keys()
-    for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+    expected, *others = [trained(name, mode, precision) for mode in MODES]
+    for mode, found in zip(MODES[1:], others, strict=True):
+        assert expected.keys() == found.keys()
+        for key, tensor in expected.items():
+            assert torch.equal(found[key], tensor), (mode, key)
 
 
-def test_running_statistics_count_each_batch_once() -> None:
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_running_statistics_count_each_batch_once(mode: str) -> None:
     norm = nn.BatchNorm1d(64, momentum=0.5)
-    model = recompute_activations(nn.Sequential(nn.Flatten(), norm, nn.Linear(64, 10)), "full")
+    model = recompute_activations(nn.Sequential(nn.Flatten(), norm, nn.Linear(64, 10)), mode)
     for number in (2.0, 6.0):
         torch.autograd.backward(model(torch.full((2, 64), number)).sum())
     assert norm.num_batches_tracked == 2
@@ -120,8 +129,10 @@ def kept_bytes(model: nn.Module) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_less_is_kept_for_backward(name: str) -> None:
-    without, full = (kept_bytes(drawn(name, mode)) for mode in ("none", "full"))
+    without, full, selective = (kept_bytes(drawn(name, mode)) for mode in MODES)
     assert full < without / 2
+    if name in ("gpt", "cnn", "resnet18"):  # others are little else than products: kept before ReLU, not after it
+        assert full < selective < without
 
 
 def test_a_block_keeps_its_input_only() -> None:
@@ -132,6 +143,10 @@ def test_a_block_keeps_its_input_only() -> None:
         return kept_bytes(recompute_activations(model, mode))
 
     assert blocks_keep("full", 3) - blocks_keep("full", 2) == 4 * LENGTH * BATCH * WIDTH
+    # Selective: beside it 3 for query, key and value, 1 and a number for each of 2 heads of attention, 1 of its output,
+    # 4 of the inner layer before GELU and 1 of the MLP's output, in inputs of the block.
+    kept = 11 * 4 * LENGTH * BATCH * WIDTH + 4 * LENGTH * BATCH * 2
+    assert blocks_keep("selective", 3) - blocks_keep("selective", 2) == kept
     # Whole, a block keeps many times as much: among it the MLP's inner layer before and after GELU, 8 of its inputs.
     assert blocks_keep("none", 3) - blocks_keep("none", 2) > 8 * 4 * LENGTH * BATCH * WIDTH
 
@@ -159,6 +174,97 @@ def test_each_block_runs_once_more_in_backward(block_calls: list[Block]) -> None
     assert block_calls[LAYERS:] == block_calls[:LAYERS][::-1]
 
 
+def peak_bytes(mode: str) -> int:
+    """Of forward and backward beyond the weights: gpt_124m's width and heads, three layers, 4 x 512 tokens."""
+    model = recompute_activations(GPT(vocab_size=256, sequence_length=512, layers=3, width=768, heads=12), mode)
+    tokens = torch.zeros(4, 512, dtype=torch.int64)
+    with metered(model) as meter:
+        torch.autograd.backward(cross_entropy_sum(model(tokens), tokens))
+    return meter.peak - sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        pytest.param(partial(FakeTensorMode, allow_non_fake_inputs=True), id="fake"),
+        pytest.param(nullcontext, id="real", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+)
+def test_the_measured_peak_of_selective_lies_between_full_and_none(tensors: Any) -> None:
+    with tensors():
+        none, full, selective = (peak_bytes(mode) for mode in MODES)
+    print(f"beyond weights: none {none:,}, selective {selective:,}, full {full:,} bytes")
+    assert full < 0.9 * selective
+    assert selective < 0.9 * none
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_selective_computes_no_product_and_no_attention_twice(dropout: float) -> None:
+    model = recompute_activations(gpt(dropout), "selective")
+    inputs, targets = batches(model)[0]
+    forward, backward = Counted(), Counted()
+    with forward:
+        loss = cross_entropy_sum(model(inputs), targets)
+    with backward:
+        torch.autograd.backward(loss)
+    # Backward multiplies twice for each product of forward, by its own operations. Of attention: the CPU's kernel does
+    # not drop, so with dropout attention is products, of which backward has twice as many.
+    products = forward.of("mm", "addmm", "bmm", "baddbmm")
+    assert backward.of("mm", "addmm", "bmm", "baddbmm") == 2 * products
+    assert backward.of("_scaled_dot_product_flash_attention_for_cpu") == 0
+    assert forward.of("_scaled_dot_product_flash_attention_for_cpu") == (LAYERS if dropout == 0 else 0)
+    assert backward.of("gelu") == LAYERS
+
+
+class Counted(TorchDispatchMode):
+    """Counts aten's operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.name().removeprefix("aten::").partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+    def of(self, *names: str) -> int:
+        return sum(self.counts[name] for name in names)
+
+
+def test_attention_that_draws_is_computed_again() -> None:
+    decide, context = Keeping(nn.Identity()), SelectiveCheckpointContext(is_recompute=False)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention.default
+    q = torch.empty(1)
+    kept = CheckpointPolicy.MUST_SAVE
+    assert decide(context, attend, q, q, q) is decide(context, attend, q, q, q, 0.0, True) is kept
+    assert decide(context, attend, q, q, q, 0.1, True) is not kept
+    assert decide(context, attend, q, q, q, dropout_p=0.1) is not kept
+    assert decide(context, torch.ops.aten.gelu.default, q) is not kept
+
+
+class Overwrites(nn.Module):
+    """Adds to a product in place, which torch's own check does not see: the product of three dims is another tensor."""
+
+    inputs = "tokens"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        y += x
+        return y.sin()
+
+
+def test_a_layer_that_overwrites_what_selective_keeps_is_named() -> None:
+    model = recompute_activations(Overwrites(), "selective")
+    with pytest.raises(
+        ValueError, match=r"keeps the result of aten::mm in a Overwrites, and aten::add_.* overwrites it"
+    ):
+        model(torch.ones(2, 3, 4))
+
+
 def test_evaluation_recomputes_nothing(block_calls: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
     model = drawn("gpt", "full").eval()
 
@@ -175,13 +281,15 @@ def test_evaluation_recomputes_nothing(block_calls: list[Block], monkeypatch: py
 
 @pytest.mark.parametrize("name", MODELS)
 def test_names_stay_those_of_the_bare_model(name: str) -> None:
-    bare, model = drawn(name, "none"), drawn(name, "full")
-    assert list(model.state_dict()) == list(bare.state_dict())
-    assert [key for key, _ in model.named_modules()] == [key for key, _ in bare.named_modules()]
+    bare, *models = [drawn(name, mode) for mode in MODES]
+    for model in models:
+        assert list(model.state_dict()) == list(bare.state_dict())
+        assert [key for key, _ in model.named_modules()] == [key for key, _ in bare.named_modules()]
 
 
-def test_a_copy_recomputes_with_its_own_weights() -> None:  # as the stages of a pipeline are made
-    model = drawn("gpt", "full")
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_a_copy_recomputes_with_its_own_weights(mode: str) -> None:  # as the stages of a pipeline are made
+    model = drawn("gpt", mode)
     twin = copy.deepcopy(model)
     inputs, targets = batches(model)[0]
     torch.autograd.backward(cross_entropy_sum(twin(inputs), targets))

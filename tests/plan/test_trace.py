@@ -85,6 +85,7 @@ def experiment_of(num_ranks: int, *words: str) -> dict[str, Any]:
         (2, ["strategy=ddp", "model=mlp", "precision=bf16", "trainer.accumulate=3"]),
         (2, ["strategy=fsdp", *GPT]),
         (2, ["strategy=fsdp", "sharding=zero2", *GPT, "trainer.activation_checkpointing=full"]),
+        (2, ["strategy=ddp", *GPT, "trainer.activation_checkpointing=selective"]),
         (2, ["strategy=fsdp1", *GPT]),
         (2, ["strategy=fsdp1", "sharding=zero2", *WORDS]),
         (2, ["strategy=tp", *GPT, "precision=bf16"]),
@@ -132,3 +133,17 @@ def test_stages_of_a_pipeline_are_traced_each():
     # 2 samples x 128 positions x 128 wide x 4 bytes.
     assert found[1].traffic["send"] == 2 * 4 * (2 * 128 * 128 * 4)
     assert found[0].traffic["send"] == found[3].traffic["send"] == found[1].traffic["send"] // 2
+
+
+def test_the_forecast_of_layers_to_compile_is_of_the_uncompiled_and_says_so() -> None:
+    from src.plan.forecast import forecast
+    from src.world import World
+
+    def made(*words: str) -> Any:
+        experiment = parts(World(0, 2, 0, 2, is_imagined=True), experiment_of(2, *GPT, *words))
+        chosen = (experiment.strategy, experiment.make_model, experiment.optimizer, experiment.spec)
+        return forecast(*chosen, experiment.setting, experiment.data)
+
+    plain, compiled = made(), made("trainer.compile=true")
+    assert compiled.peaks == plain.peaks
+    assert (plain.reason, compiled.reason) == (None, "of the layers as they are before trainer.compile")

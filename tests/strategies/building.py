@@ -14,9 +14,10 @@ from src.strategies.base import BuildSpec, Strategy
 from src.strategies.ddp import DDP
 from src.strategies.fsdp import FSDP2
 from src.strategies.fsdp1 import FSDP1
+from src.strategies.single import Single
 
-SHARDED = {"ddp": "none", "fsdp": "zero3", "fsdp1": "zero3"}
-CLASSES: dict[str, Callable[..., Strategy]] = {"ddp": DDP, "fsdp": FSDP2, "fsdp1": FSDP1}
+SHARDED = {"single": "none", "ddp": "none", "fsdp": "zero3", "fsdp1": "zero3"}
+CLASSES: dict[str, Callable[..., Strategy]] = {"single": Single, "ddp": DDP, "fsdp": FSDP2, "fsdp1": FSDP1}
 
 
 def built(world: Any, name: str, model: nn.Module, precision: str = "fp32", **arguments: Any) -> Any:

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.composing import composed
+from tests.composing import run_in
 from tests.crafted import NormalisedModel, UnusedHead
-from tests.strategies.building import built, microbatches
+from tests.strategies.building import built, linear_model, microbatches
+from tests.test_parity import assert_equal, cell
 
 
 def train_with_unused_head(world, find_unused_parameters):
@@ -61,14 +62,37 @@ def test_batch_statistics_are_equal_on_all_ranks_before_evaluation_and_saving(po
     torch.testing.assert_close(saved, gathered[0], rtol=0, atol=0)
 
 
-def test_a_static_graph_with_accumulation_is_refused():
-    _, problems = composed("strategy=ddp", "strategy.static_graph=true", "trainer.accumulate=2")
-    assert any("strategy.static_graph=true" in line and "trainer.accumulate" in line for line in problems)
+@pytest.mark.parametrize("view", [True, False])
+def test_a_static_graph_with_accumulation_and_a_short_last_window_equals_one_process(pool, tmp_path, view):
+    # Of 101 samples, 18 a step in 3 micro-batches a rank, the sixth step has 11: two micro-batches.
+    reference = run_in(pool, 1, tmp_path / "single", *cell("single", "none", "fp32", 1))
+    options = ["strategy.static_graph=true", f"strategy.gradient_as_bucket_view={str(view).lower()}"]
+    result = run_in(pool, 2, tmp_path / "ddp", *cell("ddp", "none", "fp32", 3), *options)
+    assert_equal(result, reference, "fp32", f"static graph, view={view}")
 
 
-def test_a_static_graph_without_accumulation_is_fine():
-    _, problems = composed("strategy=ddp", "strategy.static_graph=true")
-    assert problems == []
+def reductions_of_three_steps(world):
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    strategy = built(world, "ddp", linear_model(), static_graph=True)
+    steps: list[int] = []
+
+    def counted(state, bucket):
+        steps[-1] += 1
+        return allreduce_hook(state, bucket)
+
+    strategy.model.register_comm_hook(None, counted)
+    for _ in range(3):
+        steps.append(0)
+        strategy.forward_backward(microbatches(world.world_rank, 3), 24)
+        strategy.optimizer_step(1.0, want_grad_norm=False)
+    return steps
+
+
+def test_a_static_graph_costs_one_more_reduction_in_the_first_step_alone(pool):
+    # All parameters fit one bucket: the first and the last micro-batch of the first step meet, then the last ones only.
+    for steps in pool.run(2, reductions_of_three_steps):
+        assert steps == [2, 1, 1]
 
 
 def gradient_strides(world):

@@ -38,6 +38,8 @@ REFUSED = {
     "strategy.schedule=zero_bubble sharding=zero3": "would leave out their gradients. Use sharding=zero2",
     "strategy.schedule=zero_bubble trainer.activation_checkpointing=full": "strategy.schedule=zero_bubble goes"
     " through it once for every weight. Use trainer.activation_checkpointing=none, or another schedule.",
+    "trainer.activation_checkpointing=selective strategy.schedule=zero_bubble": "recomputes a layer in each backward"
+    " through it, and strategy.schedule=zero_bubble goes through it once for every weight.",
     "sharding=zero1": "sharding=zero1 shards optimizer states, but strategy=pp cuts the layers into stages",
 }
 
