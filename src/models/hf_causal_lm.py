@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from src.flops import DecoderFlops, decoder_flops
 from src.models.hf_folder import configuration, fetched
 from src.models.hf_lora import Lora
 from src.models.hf_packing import known_packing
@@ -147,6 +148,19 @@ class HFCausalLM(nn.Module):
             for child in module
             if type(child).__name__ in kinds
         ]
+
+    def flops(self) -> DecoderFlops:
+        """Of the whole model, a token: what MFU is worked out from."""
+        config, embedding = self.inner.config.get_text_config(), self.inner.get_input_embeddings()
+        head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head = self.inner.get_output_embeddings()
+        is_tied = head is not None and head.weight is embedding.weight  # then the table scores as well
+        return decoder_flops(
+            self,
+            config.num_hidden_layers,
+            config.num_attention_heads * head_width,
+            looked_up=[] if is_tied else [embedding],
+        )
 
     def train(self, mode: bool = True) -> "HFCausalLM":
         super().train(mode)

@@ -46,8 +46,12 @@ def save(inner: "PreTrainedModel", folder: Path) -> None:
     inner.config.save_pretrained(folder)
     if inner.can_generate():
         inner.generation_config.save_pretrained(folder)
-    logging.getLogger("huggingface_hub").setLevel(logging.WARNING)  # at INFO it tells of every file
-    # Where transformers loads an architecture's weights under other names, those of its files.
-    save_torch_state_dict(revert_weight_conversion(inner, inner.state_dict()), folder, metadata={"format": "pt"})
+    told = logging.root.manager.disable
+    logging.disable(logging.INFO)  # at which it tells of every file
+    try:
+        # Where transformers loads an architecture's weights under other names, those of its files.
+        save_torch_state_dict(revert_weight_conversion(inner, inner.state_dict()), folder, metadata={"format": "pt"})
+    finally:
+        logging.disable(told)
     for path in folder.glob("*.safetensors"):
         path.chmod((folder / "config.json").stat().st_mode)  # safetensors makes it private

@@ -182,3 +182,17 @@ def test_layers_can_be_recomputed_with_the_same_gradients() -> None:
         model(tokens()).logsumexp(-1).sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))
+
+
+def test_flops_count_what_a_token_multiplies_with() -> None:
+    # A layer, of four heads of 8: q and o 32 x 32, k and v 32 x 16 (two heads), three 32 x 64; two norms of 32. Then a
+    # norm, and the head.
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32
+    counted = 2 * layer + 32 + 256 * 32
+    small = {**LLAMA, "head_dim": 8}
+    for tied in (False, True):  # a table that only looks up costs nothing; one that scores as well is the head
+        flops = drawn({**small, "tie_word_embeddings": tied}).flops()
+        assert flops.a_token(16) == 6 * counted + 12 * 2 * 32 * 16
+    lora = drawn(small, lora=Lora(rank=2)).flops()
+    assert lora.frozen == counted
+    assert 0 < lora.trained < counted / 10
