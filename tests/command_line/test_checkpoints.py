@@ -104,7 +104,7 @@ def test_a_full_disk_is_foretold_fails_the_run_and_leaves_a_checkpoint_to_go_on_
     assert names(run_dir) == ["last", "step_00000002", LAST]
     [warning] = [line for line in (run_dir / "train.log").read_text().splitlines() if "may be too small" in line]
     # 3 to keep, one that is being written, and the best: 5.1 MB.
-    assert "5 checkpoints of about 1.0 MiB each (checkpoint.keep=3, the best and the one being written)" in warning
+    assert "5 checkpoints of about 996 KiB each (checkpoint.keep=3, the best and the one being written)" in warning
     assert "take 4.9 MiB, and 3.0 MiB are free" in warning
     subprocess.run(["mount", "-o", "remount,size=30m", small_disk], check=True)
     done = serve(tmp_path, f"checkpoint.resume={run_dir}")
