@@ -72,7 +72,8 @@ def watch_over(config: dict[str, Any], run_dir: Path, device_type: str, launcher
         os.dup2(words.fileno(), 2)
         # A fork, since what was imported to check the configuration is there already; where ranks aren't forked either
         # (CUDA's driver does not survive it), an interpreter of its own.
-        context = multiprocessing.get_context("fork" if device_type == "cpu" else "spawn")
+        # Any, since to mypy the kind of a context that is chosen here starts no process.
+        context: Any = multiprocessing.get_context("fork" if device_type == "cpu" else "spawn")
         maker = context.Process(target=make, args=(config, run_dir, os.getpid()))
         maker.start()
         maker.join()
