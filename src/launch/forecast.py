@@ -9,7 +9,6 @@ What it finds is in the run folder by the time that the run has something to com
 
 import ctypes
 import fcntl
-import multiprocessing
 import os
 import signal
 import sys
@@ -18,6 +17,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.context import ForkContext, SpawnContext
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,7 +47,7 @@ def forecasting(config: dict[str, Any], run_dir: Path, device_type: str) -> Iter
         fcntl.flock(lock, fcntl.LOCK_EX)  # the watcher inherits it, and it goes with the last who has it open
         # A fork also where CUDA's driver is awake: the watcher does nothing with torch.
         arguments = (config, run_dir, device_type, os.getpid())
-        watcher = multiprocessing.get_context("fork").Process(target=watch_over, args=arguments)
+        watcher = get_context("fork").Process(target=watch_over, args=arguments)
         watcher.start()
     try:
         yield
@@ -72,8 +73,7 @@ def watch_over(config: dict[str, Any], run_dir: Path, device_type: str, launcher
         os.dup2(words.fileno(), 2)
         # A fork, since what was imported to check the configuration is there already; where ranks aren't forked either
         # (CUDA's driver does not survive it), an interpreter of its own.
-        # Any, since to mypy the kind of a context that is chosen here starts no process.
-        context: Any = multiprocessing.get_context("fork" if device_type == "cpu" else "spawn")
+        context: ForkContext | SpawnContext = get_context("fork") if device_type == "cpu" else get_context("spawn")
         maker = context.Process(target=make, args=(config, run_dir, os.getpid()))
         maker.start()
         maker.join()

@@ -11,8 +11,10 @@ import psutil
 import pytest
 
 from src.launch.folder import is_claimed
+from src.launch.forecast import forecasting
 from src.plan.forecast import CRASHED, FORECAST, LATE, LOCK, Forecast
 from tests.command import REPOSITORY, TRAIN, environment, summary, train
+from tests.composing import composed
 from tests.processes import end_session, survivors, wait_until
 
 SHORT = ["trainer.max_steps=3", "launch.device=cpu", "launch.nproc=2", "tracking=off"]
@@ -177,3 +179,11 @@ def test_what_it_leaves_is_plain_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / FORECAST).read_text())["peaks"] == {"0": 10, "4": 12}
     assert Forecast.read(tmp_path) == made
     assert made.peak == 12
+
+
+@pytest.mark.timeout(200)
+def test_where_ranks_use_gpus_an_interpreter_of_its_own_makes_it(tmp_path: Path) -> None:
+    config, problems = composed("model=mlp", "launch.device=cpu", "launch.nproc=2")
+    assert problems == []
+    with forecasting(config, tmp_path, "cuda"):
+        assert Forecast.read(tmp_path, patience_seconds=100).method == "trace"
