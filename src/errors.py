@@ -32,10 +32,13 @@ class Failed(RuntimeError):  # noqa: N818
 
 
 class Interrupted(BaseException):
-    """A signal asked to stop. Exit code 128 + signal. Not an Exception: nothing may swallow it."""
+    """A signal asked to stop. Exit code 128 + signal. Not an Exception: nothing may swallow it.
 
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+    words: what stands behind the signal, where that is known.
+    """
+
+    def __init__(self, signal_number: int, words: str | None = None) -> None:
+        super().__init__(words or f"stopped by {signal.Signals(signal_number).name}")
         self.signal_number = signal_number
 
     @property

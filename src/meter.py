@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
+
+# torch 2.14 documents the mode under "Extending PyTorch", by this private name; tree_leaves has no public one.
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -171,6 +173,7 @@ def storages_inside(tensor: Tensor) -> Iterator[Tensor]:
 def storage_bytes(owner: Any, device_type: str | None = None) -> int:
     """Bytes of the storages of all tensors that hang on `owner`, each counted once. device_type: of those alone."""
     found = (tensor for tensor in tensors_of(owner) if device_type in (None, tensor.device.type))
+    # By `_cdata` for the reason that StorageMeter.add_storage gives.
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in found}
     return sum(storages.values())
 

@@ -41,10 +41,12 @@ class StopRequest:
     """What the stop signals of this process have asked for so far.
 
     signal_number: the first one's; None: nobody has asked. is_agreed: all ranks know, and stop after the same step.
-    failed_since: something else than the stop ended the block that a request was waiting in.
+    failed_since: something else than the stop ended the block that a request was waiting in. launcher: the process that
+    started this rank, at whose end torch has the kernel send SIGINT (torch.multiprocessing.spawn).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: int | None = None) -> None:
+        self.launcher = launcher
         self.signal_number: int | None = None
         self.is_agreed = False
         self.failed_since = False
@@ -99,7 +101,14 @@ class StopRequest:
                 self._arrivals.close()
                 self._arrivals = None
         if self.signal_number is not None:
-            raise Interrupted(self.signal_number)
+            raise self.ending(self.signal_number)
+
+    def ending(self, signal_number: int) -> Interrupted:
+        """What a run ends of that stops for this signal."""
+        if self.launcher is None or os.getppid() == self.launcher:
+            return Interrupted(signal_number)
+        gone = f"the launcher, process {self.launcher}, was killed (often by the system, out of memory)"
+        return Interrupted(signal_number, f"{gone}; its ranks have stopped")
 
 
 class Arrivals:

@@ -11,7 +11,6 @@ from torch import Tensor
 from src.batch import IGNORED, BatchPlan, BatchSizes, GlobalBatch, MicroBatch
 from src.control import Control
 from src.data.base import Source
-from src.errors import Interrupted
 from src.evaluation import Metric, evaluate
 from src.finite import LossWatch, NonFiniteLoss
 from src.flops import Utilization
@@ -105,7 +104,7 @@ class Trainer:
                 self.save(in_background=signal_number is None)
             if signal_number is not None:
                 self.snapshots.finish()
-                raise Interrupted(signal_number)
+                raise self.control.stop.ending(signal_number)
 
     def batches(self, epoch: int, samples_done: int) -> Iterator[tuple[GlobalBatch, list[MicroBatch]]]:
         """Each step's global batch with this data rank's micro-batches of it, fetched."""

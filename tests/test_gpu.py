@@ -56,3 +56,19 @@ def test_an_unlogged_step_never_waits_for_the_device():
         strategy.forward_backward([batch, batch], valid_targets=16 + step)
         strategy.optimizer_step(1.0, want_grad_norm=False)
     torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_peak_of_a_run_outlives_that_of_a_step():
+    from src.memory import peak_memory_bytes
+    from src.meter import StepPeak
+
+    device = torch.device("cuda", 0)
+    large = torch.empty(64 << 20, dtype=torch.uint8, device=device)  # as in a model's construction
+    del large
+    peak = StepPeak(None, device, beside=torch.empty(32 << 20, dtype=torch.uint8))  # which lies in the host's memory
+    for _ in range(2):
+        with peak.step():
+            torch.empty(16 << 20, dtype=torch.uint8, device=device)
+    assert peak.bytes is not None
+    assert 16 << 20 <= peak.bytes < 48 << 20
+    assert peak_memory_bytes(device) >= 64 << 20

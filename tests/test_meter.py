@@ -3,9 +3,12 @@
 import gc
 import threading
 
+import pytest
 import torch
 from torch import nn
 
+from src import memory
+from src.memory import peak_memory_bytes
 from src.meter import StepPeak, StorageMeter, metered, storage_bytes, tensors_of
 
 KIB = 1024
@@ -124,3 +127,45 @@ def test_what_follows_in_a_thread_of_a_backend_is_seen():
     after = later.then(lambda done: done.value() + 1)  # without a meter nothing waits
     later.set_result(torch.zeros(1))
     assert float(after.wait()) == 1
+
+
+def test_what_another_thread_waits_for_hides_nothing_of_this_one():
+    with StorageMeter() as meter:
+
+        def wait() -> None:
+            meter.waits.is_waiting = True
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join()
+        kept = torch.zeros(KIB, dtype=torch.uint8)
+        assert meter.current == KIB
+    del kept
+
+
+class Allocator:
+    """Stands for a GPU's: bytes that are there, and their peak since it was last reset."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peak = 0
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(memory, "_forgotten", {})
+
+    def reset(self, device: torch.device) -> None:
+        self.peak = 0
+
+
+def test_a_gpus_peak_of_a_run_outlives_that_of_a_step_and_data_of_the_host_are_no_part_of_it(monkeypatch):
+    device, allocator = torch.device("cuda", 0), Allocator(monkeypatch)
+    beside = Owner(torch.zeros(KIB, dtype=torch.uint8))  # in the host's memory: not the GPU's
+    allocator.peak = 900  # while the model was built
+    peak = StepPeak(Owner(), device, beside)
+    beside.tensors.append(torch.zeros(KIB))  # a walk over the data set within the step would find it
+    for bytes_of_step in (300, 500, 700):
+        with peak.step():
+            allocator.peak = max(allocator.peak, bytes_of_step)
+    assert peak.bytes == 500
+    assert peak_memory_bytes(device) == 900
+    allocator.peak = 1000
+    assert peak_memory_bytes(device) == 1000

@@ -1,5 +1,6 @@
 """Between Hydra and the launcher: one-line errors, the exit code, and what became of each job of a sweep."""
 
+import errno
 import gc
 import os
 import signal
@@ -67,7 +68,7 @@ class CommandLine:
 
             if self.started or not isinstance(error, (*COMPOSING, OSError)):
                 raise
-            print_refusal(Refused(*explain(error, sys.argv[1:])))
+            print_refusal(Refused(*(no_room(error) or explain(error, sys.argv[1:]))))
             return REFUSED
         self.list_failures()
         codes = [code for _, code, _ in self.failures]
@@ -163,6 +164,16 @@ def job_label(hydra: DictConfig) -> str:
     overrides = " ".join(task_overrides(hydra))
     shown = overrides if len(overrides) <= MAX_LABEL else f"{overrides[:MAX_LABEL]}..."
     return f"job {hydra.job.num} ({shown}): "
+
+
+def no_room(error: Exception) -> list[str]:
+    """Where the disk filled up since the folder was looked at: who writes to an open file does not name it."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+        return []
+    return [
+        f"{error.strerror} while Hydra wrote its files into the run's folder (hydra.run.dir; hydra.sweep.dir of a"
+        " sweep), which now holds a part of them. Remove it, and make room or choose another."
+    ]
 
 
 def joins_as_follower() -> bool:

@@ -1,6 +1,7 @@
 """One job of the command line: what it was asked, and what is wrong with it."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -8,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.errors import Refused
 from src.launch.folder import is_claimed
 
+FIRST_BYTES = 64 << 10  # Hydra's files, our configuration and the first lines of the logs
 TRACES_OF_A_RUN = ("summary.json", "metrics.jsonl", ".hydra", "multirun.yaml")
 
 
@@ -48,7 +50,7 @@ def job_problems(cfg: DictConfig, overrides: list[str], fetch: bool) -> list[str
 
 
 def folder_problems(folder: Path, key: str, may_hold_a_run: bool = False) -> list[str]:
-    """A folder that can't be made or written to, or that holds a run already, which a second one would overwrite."""
+    """A folder that can't be made, or has no room, or that holds a run already, which a second one would overwrite."""
     # os.path.exists, unlike Path.exists, answers also below a folder that may not be entered.
     if not may_hold_a_run and any(os.path.exists(folder / name) for name in TRACES_OF_A_RUN):
         return [
@@ -63,4 +65,10 @@ def folder_problems(folder: Path, key: str, may_hold_a_run: bool = False) -> lis
         return [f"{key}={folder} can't be a folder: {existing} is a file. Choose another."]
     if not os.access(existing, os.W_OK | os.X_OK):
         return [f"{key}={folder} can't be written: no permission to write in {existing}. Choose another with {key}=..."]
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(bytes(FIRST_BYTES))
+            probe.flush()
+    except OSError as error:  # a full disk, a quota: Hydra would leave a folder with half of its files
+        return [f"{key}={folder} can't be written: {error.strerror} in {existing}. Make room, or choose another."]
     return []

@@ -15,6 +15,11 @@ from src.environment import num_cores
 from src.precision import cpu_has_native_bf16
 
 CGROUPS = Path("/sys/fs/cgroup")
+#: By version of control groups, 2 and 1: the limit, what is taken, and in memory.stat the files not used of late.
+MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 NO_LIMIT_BYTES = 1 << 60  # cgroup v1 says "none" by a number near 2^63
 
 
@@ -76,12 +81,15 @@ def driver_version(text: str) -> str | None:
 
 
 def cpu_quota() -> float | None:
-    """Cores' worth of time that this process's control group may use; None: no limit."""
-    for folder in cgroup_folders():
-        if (text := text_of(folder / "cpu.max")) is not None:
-            return quota_of(*text.split())
-    quota, period = (text_of(CGROUPS / "cpu" / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
-    return None if quota is None or period is None else quota_of(quota.strip(), period.strip())
+    """Cores' worth of time that this process's control group, and those that it lies in, may use; None: no limit."""
+    found = []
+    for group in control_groups("cpu"):
+        if (text := text_of(group / "cpu.max")) is not None:
+            found.append(quota_of(*text.split()))
+        quota, period = (text_of(group / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+        if quota is not None and period is not None:
+            found.append(quota_of(quota.strip(), period.strip()))
+    return min((quota for quota in found if quota is not None), default=None)
 
 
 def quota_of(quota: str, period: str) -> float | None:
@@ -102,29 +110,34 @@ def free_memory_bytes() -> int:
 
 
 def memory_groups() -> list[tuple[int, int]]:
-    """(limit, taken), bytes, of each control group that this process lies in and that has a limit."""
-    own = text_of(Path("/proc/self/cgroup")) or ""
-    second = re.search(r"^0::/(.*)$", own, re.MULTILINE)
-    first = re.search(r"^\d+:(?:.*,)?memory(?:,.*)?:/(.*)$", own, re.MULTILINE)
+    """(limit, taken), bytes, of each control group that this process lies in and that has a limit.
+
+    taken: without the pages of files that the kernel drops first when memory is short. What has once read a data set
+    larger than its limit would else look full for ever.
+    """
     found = []
-    for root, inside, limit_name, taken_name in (
-        (CGROUPS, second, "memory.max", "memory.current"),
-        (CGROUPS / "memory", first, "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        folder = root / (inside[1] if inside else "")
-        # A container may see its own group as the root while /proc names it by the host's path.
-        for group in [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]:
+    for group in control_groups("memory"):
+        for limit_name, taken_name, file_name in MEMORY_FILES:
             limit, taken = text_of(group / limit_name), text_of(group / taken_name)
             if limit is not None and taken is not None and (most := limit_of(limit.strip())) is not None:
-                found.append((most, int(taken)))
+                stat = text_of(group / "memory.stat") or ""
+                files = re.search(rf"^{file_name} (\d+)$", stat, re.MULTILINE)
+                found.append((most, int(taken) - (int(files[1]) if files else 0)))
+    return found
+
+
+def control_groups(controller: str) -> list[Path]:
+    """Folders of the groups that this process lies in, innermost first: of version 2, then of version 1."""
+    own = text_of(Path("/proc/self/cgroup")) or ""
+    second = re.search(r"^0::/(.*)$", own, re.MULTILINE)
+    first = re.search(rf"^\d+:(?:.*,)?{controller}(?:,.*)?:/(.*)$", own, re.MULTILINE)
+    found = []
+    for root, inside in ((CGROUPS, second), (CGROUPS / controller, first)):
+        folder = root / (inside[1] if inside else "")
+        # A container may see its own group as the root while /proc names it by the host's path.
+        found += [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
     return found
 
 
 def limit_of(text: str) -> int | None:
     return None if text == "max" or int(text) >= NO_LIMIT_BYTES else int(text)
-
-
-def cgroup_folders() -> list[Path]:
-    """Where this process's limits may stand, version 2: its own group, or the root of what a container sees."""
-    found = re.search(r"^0::/(.*)$", text_of(Path("/proc/self/cgroup")) or "", re.MULTILINE)
-    return [CGROUPS / found[1], CGROUPS] if found else [CGROUPS]

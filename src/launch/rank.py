@@ -43,7 +43,7 @@ def rank_entry(config: dict[str, Any], run_dir: str, info: dict[str, Any], devic
     if os.getppid() != parent:  # killed before this process could ask the kernel to be told of that
         sys.exit(FAILED)
     try:
-        run_rank(config, Path(run_dir), info, World.of(ranks, device), meet, has_parent=True)
+        run_rank(config, Path(run_dir), info, World.of(ranks, device), meet, launcher=parent)
     except Failed as failed:
         sys.exit(REFUSED if comes_of_a_refusal(failed) else FAILED)
     except Interrupted as interrupted:
@@ -61,11 +61,12 @@ def run_rank(
     info: dict[str, Any],
     world: World,
     join: Callable[[], Store],
-    has_parent: bool = False,
+    launcher: int | None = None,
 ) -> None:
     """One rank from its first line of log to its last. Raises Failed (already logged and recorded) or Interrupted.
 
-    join: gives the store where the ranks meet. has_parent: train.py's own, which tells what the run failed of.
+    join: gives the store where the ranks meet. launcher: train.py's own parent of ranks, which tells what
+    the run failed of.
     """
     share_out_threads(world, users_choice="OMP_NUM_THREADS" in os.environ)
     store: Store | None = None
@@ -74,10 +75,10 @@ def run_rank(
 
     def give_up(hung: Hung) -> None:
         failed = ending(hung, stop, run_dir, world, store)
-        if not has_parent:
+        if launcher is None:
             print(f"shardlab: {failed}", file=sys.stderr, flush=True)
 
-    with interrupts() as stop, rank_logs(run_dir, world):
+    with interrupts(launcher) as stop, rank_logs(run_dir, world):
         log.info(
             "rank %d of %d, process %d, on %s with %d thread(s)%s",
             world.world_rank,
@@ -100,7 +101,7 @@ def run_rank(
                 run(config, run_dir, info, world, stop, heart)
             if stop.is_agreed:
                 assert stop.signal_number is not None
-                raise Interrupted(stop.signal_number)
+                raise stop.ending(stop.signal_number)
         # Everything: a rank that leaves by sys.exit(0) in the middle has failed as well.
         except BaseException as error:
             raise ending(error, stop, run_dir, world, store) from error
@@ -138,7 +139,7 @@ def ending(
         # torchrun stops the others when a rank has failed; then that is what the run ends of.
         told = told_failure(store)
         if told is None:
-            interrupted = Interrupted(signal_number)
+            interrupted = stop.ending(signal_number)
             if world.is_main:  # it may have come before there was anybody to write a summary
                 with suppress(OSError):  # a full disk does not change what stopped the run
                     mark_summary(run_dir, "interrupted", str(interrupted))

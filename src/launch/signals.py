@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from src.errors import Interrupted
 from src.stopping import STOPPING, StopRequest
 
 
@@ -23,9 +22,12 @@ def stop_signal(exit_code: int) -> int | None:
 
 
 @contextmanager
-def interrupts() -> Iterator[StopRequest]:
-    """Until the block ends a stop signal raises Interrupted in the main thread, once; see StopRequest.deferred."""
-    request, owner = StopRequest(), os.getpid()
+def interrupts(launcher: int | None = None) -> Iterator[StopRequest]:
+    """Until the block ends a stop signal raises Interrupted in the main thread, once; see StopRequest.deferred.
+
+    launcher: see StopRequest.
+    """
+    request, owner = StopRequest(launcher), os.getpid()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:
@@ -36,7 +38,7 @@ def interrupts() -> Iterator[StopRequest]:
             # One is enough: the launcher and the terminal often send a second while the first is being obeyed.
             for other in numbers:
                 signal.signal(other, signal.SIG_IGN)
-            raise Interrupted(request.signal_number or number)
+            raise request.ending(request.signal_number or number)
 
     numbers = stop_signals()
     previous = {number: signal.signal(number, interrupt) for number in numbers}

@@ -1,9 +1,7 @@
 """The peak of a step before it is taken, by whichever way can say it, and how far it was off afterwards."""
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ from src.plan.trace import trace
 from src.strategies.base import BuildSpec, OptimizerFactory, Setting, Strategy
 
 FORECAST = "forecast.json"  # in the run folder
-LOCK = f"{FORECAST}.lock"  # beside it, held while it is made
+LOCK = f"{FORECAST}.lock"  # beside it; held while somebody makes it, and the kernel lets go of it at their end
 LATE = "it was not ready by the end of the run"
-CRASHED = "the process that makes it was killed (often by the system, out of memory)"
+CRASHED = "the processes that make it ended without a word (killed, or the disk was full)"
 
 #: Worlds up to this size are traced; the cost grows with the ranks.
 MAX_TRACED_RANKS = 16
@@ -51,33 +49,30 @@ class Forecast:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def publish(self, run_dir: Path) -> None:
+        """Into the run folder, whole or not at all."""
+        partial = run_dir / f"{FORECAST}.partial"
+        partial.write_text(json.dumps(self.as_dict()))
+        partial.replace(run_dir / FORECAST)
+
     @classmethod
     def read(cls, run_dir: Path, patience_seconds: float = 0.0) -> "Forecast":
         """The run's; one that only says why, where it is not there after a patience of so many seconds."""
-        path, end = run_dir / FORECAST, time.monotonic() + patience_seconds
-        while not path.exists() and not has_crashed(run_dir) and time.monotonic() < end:
-            time.sleep(0.02)
+        path = run_dir / FORECAST
+        is_over = path.exists() or is_free(run_dir / LOCK, patience_seconds)
         if not path.exists():
-            return cls({}, None, CRASHED if has_crashed(run_dir) else LATE)
+            return cls({}, None, CRASHED if is_over else LATE)
         found = json.loads(path.read_text())
         return cls({int(rank): peak for rank, peak in found["peaks"].items()}, found["method"], found["reason"])
 
 
-@contextmanager
-def being_made(run_dir: Path) -> Iterator[Path]:
-    """While the block runs, which is to publish it, `has_crashed` is false; yields the file to write it in."""
-    with FileLock(run_dir / LOCK):
-        yield run_dir / f"{FORECAST}.partial"
-    (run_dir / LOCK).unlink()
-
-
-def has_crashed(run_dir: Path) -> bool:
-    """Whether who made the forecast has left without one: the lock goes with its process, however that ends."""
-    if not (run_dir / LOCK).exists():
+def is_free(lock: Path, patience_seconds: float) -> bool:
+    """Whether whoever held the lock is gone, within so many seconds. False where nobody ever did."""
+    if not lock.exists():
         return False
     try:
-        with FileLock(run_dir / LOCK, blocking=False):
-            return not (run_dir / FORECAST).exists()
+        with FileLock(lock, timeout=patience_seconds):
+            return True
     except Timeout:
         return False
 

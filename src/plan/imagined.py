@@ -2,6 +2,9 @@
 
 The real strategy runs in it as one rank of that world. Its collectives return at once, and where its code asks for a
 tensor's value, it gets one.
+
+What it needs of torch 2.14 has private names, and none in public: the fake process group is made for torch's own tests,
+fake tensors and dispatch modes are documented but live in private modules, and nothing else turns all modes off.
 """
 
 import functools
@@ -56,6 +59,8 @@ class AnyValue(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's ba
 @contextmanager
 def conversion_by_replacement() -> Iterator[None]:
     """`module.to(...)` puts new parameters in the place of the old, since torch 2.14 can't swap fake ones in place."""
+    # Private in torch 2.14, but what .to(), .cuda() and .float() all call; like torch's own it writes into the modules'
+    # dictionaries, which nothing public replaces a parameter in without a module's own __setattr__.
     original = nn.Module._apply
 
     def replace(self: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -93,6 +98,8 @@ def apart_from_the_modes() -> Iterator[None]:
     """
     from torch.distributed.tensor._sharding_prop import ShardingPropagator  # 0.4 s, which only a trace pays
 
+    # Private names of torch 2.14: slicing and flattening a mesh make tensors as well, and of DTensor's propagation no
+    # public function is called in between.
     makers: list[tuple[Any, str]] = [(mesh, "init_device_mesh")]
     makers += [(ShardingPropagator, "_propagate_tensor_meta_non_cached")]
     makers += [(DeviceMesh, name) for name in ("__init__", "__getitem__", "_flatten", "_concatenate")]

@@ -3,6 +3,7 @@
 Every rank holds the whole model; gradients are all-reduced in buckets while backward still runs.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -120,8 +121,9 @@ class DDP(AutogradStrategy):
     def imagined(self) -> "DDP":
         from src.strategies.ddp_imagined import ImaginedDDP
 
-        self.wrapper = ImaginedDDP
-        return self
+        made = copy.copy(self)
+        made.wrapper = ImaginedDDP
+        return made
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[None]:
         # What later micro-batches add to has met already: the mean of equals is the same, however often they meet.
@@ -141,6 +143,7 @@ class DDP(AutogradStrategy):
 
     def synchronization_alone(self, num_microbatches: int) -> Callable[[], None]:
         # Only the reducer knows its buckets, whose first is small, and which are made anew after the first step.
+        # Private in torch 2.14: in public they come to a communication hook alone, itself part of the step.
         zeros = self.model.reducer._get_zeros_like_grad_buckets()
         if self.compression is not None:
             return exchange_alone(self.compression.timed(), zeros)

@@ -33,7 +33,11 @@ class ImaginedDDP(DistributedDataParallel):
 
 
 class LastingBuckets:
-    """A reducer that keeps the buckets it has begun with: ranks would agree on the order of new ones."""
+    """A reducer that keeps the buckets it has begun with: ranks would agree on the order of new ones.
+
+    `_rebuild_buckets` is private in torch 2.14, and DDP calls it in each forward. Of the public options only
+    find_unused_parameters keeps it from rebuilding, which walks the graph of each step.
+    """
 
     def __init__(self, reducer: Any) -> None:
         self.reducer = reducer
@@ -61,6 +65,7 @@ def rebuilt_buckets(cap_mb: float) -> AbstractContextManager[None]:
 
     cap_mb: MiB a bucket.
     """
+    # Private in torch 2.14, and called by DDP's constructor: no public argument says which parameters share a bucket.
     name = "_compute_bucket_assignment_by_size"
     original = getattr(dist, name)
 

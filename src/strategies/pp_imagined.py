@@ -32,6 +32,8 @@ class ImaginedPipeline(PipelineParallel):
     def tell_shapes(self, whole: nn.Module, inputs: Tensor) -> None:
         """What goes into each of this rank's stages, and what comes out."""
         layers = stage_layers(cast(Cuttable, whole).layer_parameters(), self.num_stages, self.split_points)
+        # Private in torch 2.14: a schedule shows its stages to nobody, and a stage takes shapes (input_args,
+        # output_args) only when it is made, before there is a batch.
         stages = {stage.stage_index: stage for stage in getattr(self.schedule, "_stages", [])}
         if not stages:
             stage = self.schedule._stage  # type: ignore[union-attr]

@@ -25,6 +25,34 @@ def test_a_value_that_must_be_quoted_is_shown_as_it_must_be_typed(tmp_path: Path
         assert (cfg["name"] if key == "name" else cfg["checkpoint"]["resume"]) == value
 
 
+FULL_DISK = "mkdir full && mount -t tmpfs -o size=8k none full && head -c 9000 /dev/zero > full/fill 2> /dev/null; "
+
+
+def test_a_full_disk_is_refused_by_name_and_nothing_is_left(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("only with user namespaces can a test fill a disk of its own")
+    command = shlex.join([sys.executable, str(TRAIN), "hydra.run.dir=full/out"])
+    done = subprocess.run(
+        ["unshare", "-rm", "bash", "-c", f"{FULL_DISK} {command}; echo $? $(ls full)"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "2 fill\n", done.stdout + done.stderr
+    assert f"hydra.run.dir=full/out can't be written: No space left on device in {tmp_path}/full. Make" in done.stderr
+
+
+def test_a_disk_that_fills_up_under_hydra_is_told_with_the_folders_key(tmp_path: Path) -> None:
+    (tmp_path / "out" / "files").mkdir(parents=True)
+    (tmp_path / "out" / "files" / "config.yaml").symlink_to("/dev/full")
+    outcome = serve(tmp_path, "hydra.run.dir=out", "hydra.output_subdir=files")
+    assert outcome.code == 2, outcome.text
+    assert outcome.problems[0].startswith("No space left on device while Hydra wrote its files into the run's folder")
+    assert not outcome.started_processes
+
+
 def test_an_error_of_our_own_shows_its_traceback_and_exits_1(tmp_path: Path) -> None:
     outcome = serve(tmp_path, "data._target_=tests.doubles.DataThatBreaksThePreparation")
     assert outcome.code == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from src.doctor import machine
-from src.doctor.machine import cpu_model, driver_version, inspect_machine, limit_of, meminfo, quota_of
+from src.doctor.machine import cpu_model, driver_version, inspect_machine, limit_of, meminfo, quota_of, text_of
 from src.doctor.network import interfaces, unmatched
 
 
@@ -92,6 +92,30 @@ def test_version_1_of_control_groups_has_files_of_its_own(tmp_path: Path, monkey
     assert limits(tmp_path, monkeypatch, own, written) == (4 * GIB, 2 * GIB)
 
 
+@pytest.mark.parametrize("line", ["inactive_file", "total_inactive_file"])
+def test_files_that_were_read_once_take_no_memory_from_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    own = {"/proc/self/cgroup": "0::/\n1:memory:/\n", "/proc/meminfo": f"MemAvailable: {64 * GIB // 1024} kB\n"}
+    if line == "inactive_file":
+        written = {"memory.max": f"{8 * GIB}", "memory.current": f"{7 * GIB}"}
+    else:
+        written = {"memory/memory.limit_in_bytes": f"{8 * GIB}", "memory/memory.usage_in_bytes": f"{7 * GIB}"}
+    folder = str(Path(next(iter(written))).parent)
+    written[f"{folder}/memory.stat"] = f"cache 9\nactive_file {GIB}\n{line} {5 * GIB}\n"
+    assert limits(tmp_path, monkeypatch, own, written) == (8 * GIB, 6 * GIB)
+
+
+def test_the_tightest_quota_of_nested_groups_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"/proc/self/cgroup": "0::/jobs/mine\n2:cpu,cpuacct:/jobs\n"}
+    written = {"cpu.max": "max 100000", "jobs/cpu.max": "150000 100000", "jobs/mine/cpu.max": "max 100000"}
+    limits(tmp_path, monkeypatch, own, written)
+    assert machine.cpu_quota() == 1.5
+    first = {"cpu/jobs/cpu.cfs_quota_us": "100000", "cpu/jobs/cpu.cfs_period_us": "100000"}
+    limits(tmp_path, monkeypatch, own, written | first)
+    assert machine.cpu_quota() == 1.0
+
+
 def test_without_a_limit_the_machine_is_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"/proc/self/cgroup": "0::/\n", "/proc/meminfo": f"MemAvailable: {2 * GIB // 1024} kB\n"}
     assert limits(tmp_path, monkeypatch, own, {"memory.max": "max", "memory.current": "1"}) == (None, 2 * GIB)
@@ -105,5 +129,6 @@ def limits(
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     monkeypatch.setattr(machine, "CGROUPS", root)
-    monkeypatch.setattr(machine, "text_of", lambda path, real=machine.text_of: own.get(str(path)) or real(path))
+    real = text_of
+    monkeypatch.setattr(machine, "text_of", lambda path: own.get(str(path)) or real(path))
     return machine.memory_limit(), machine.free_memory_bytes()

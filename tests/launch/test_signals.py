@@ -154,7 +154,9 @@ def test_a_killed_parent_leaves_nobody_behind(tmp_path: Path) -> None:
     with running(tmp_path, *ENDLESS, *WITH_LOADERS) as process:
         process.kill()
         assert survivors(process.pid, within_seconds=10) == []
-    assert summary(run_dir(tmp_path))["status"] == "interrupted"  # rank 0 had its moment
+    found = summary(run_dir(tmp_path))
+    assert found["status"] == "interrupted"  # rank 0 had its moment
+    assert f"the launcher, process {process.pid}, was killed" in str(found["error"])
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
 """Where a step went, from a trace worked out by hand, and the trace that a CPU writes."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from src.profiling.finding import from_kernels
-from src.profiling.trace import DATA, STEP, annotated, capture, of_kernels, read_events
+from src.profiling.trace import DATA, STEP, annotated, capture, of_kernels, quiet_profiler, read_events
 
 
 def event(category: str, name: str, start: float, end: float, stream: int = 7) -> dict[str, object]:
@@ -80,3 +81,15 @@ def test_a_captured_trace_has_the_steps_and_the_data_in_chromes_format(tmp_path:
     plain = tmp_path / "trace.json"
     plain.write_text(json.dumps({"traceEvents": events}))
     assert read_events(plain) == events
+
+
+@pytest.mark.parametrize("before", [None, "3"])
+def test_the_environment_is_as_before_when_the_profiler_has_been_quiet(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    if before is not None:
+        monkeypatch.setenv("KINETO_LOG_LEVEL", before)
+    with quiet_profiler():
+        assert os.environ["KINETO_LOG_LEVEL"] == (before or "99")
+    assert os.environ.get("KINETO_LOG_LEVEL") == before

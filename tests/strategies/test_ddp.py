@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from src.strategies.ddp import DDP
 from tests.composing import run_in
 from tests.crafted import NormalisedModel, UnusedHead
 from tests.strategies.building import built, linear_model, microbatches
@@ -109,3 +111,11 @@ def test_the_cnns_gradients_lie_in_the_buckets_as_backward_makes_them(pool):
     for strides in pool.run(2, gradient_strides):
         assert all(gradient == weight for gradient, weight in strides)
         assert strides[2][1] == (9 * 32, 1, 3 * 32, 32), "64 x 32 x 3 x 3, channels last"
+
+
+def test_what_is_built_on_fake_tensors_leaves_the_strategy_itself_as_it_was() -> None:
+    strategy = DDP(bucket_cap_mb=7)
+    made = strategy.imagined()
+    assert strategy.wrapper is DistributedDataParallel
+    assert made.wrapper is not DistributedDataParallel
+    assert made.options == strategy.options
