@@ -104,8 +104,8 @@ class DeepSpeed(Strategy):
             )
         if setting.activation_checkpointing == "selective" and level == "zero3":
             found.append(
-                "trainer.activation_checkpointing=selective keeps the results of products, to which DeepSpeed's linear"
-                " layer of ZeRO stage 3 adds the bias in place. Use the value full, or sharding=zero2."
+                "trainer.activation_checkpointing=selective keeps products, to which DeepSpeed's linear layer of ZeRO"
+                " stage 3 adds the bias in place. Use trainer.activation_checkpointing=full, or sharding=zero2."
             )
         if level in cls.supports.sharding:
             strategy = cls(**setting.arguments)
