@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
-from src.footprint import Footprint, Interval, ModelSizes
+from src.footprint import Footprint, ModelSizes
 from src.plan.traffic import moved_bytes
 from src.strategies.base import Setting, Strategy
 
@@ -164,7 +164,7 @@ def grown(one: ModelSizes, two: ModelSizes, micro_batch_size: int) -> ModelSizes
         if isinstance(getattr(one, field.name), int)
     }
     backward = tuple(
-        Interval(line(a.activations, b.activations), line(a.left, b.left), a.parameter, a.unit)
+        a._replace(activations=line(a.activations, b.activations), left=line(a.left, b.left))
         for a, b in zip(one.backward, two.backward, strict=True)
     )
     return replace(one, **numbers, backward=backward)  # type: ignore[arg-type]

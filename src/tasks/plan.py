@@ -70,6 +70,12 @@ class Plan(Task):
                 "task.search=true looks for what fits, and task.device_memory_gib is null."
                 " Give the memory of a device, such as task.device_memory_gib=80."
             )
+        sharding = setting.sharding
+        if sharding.level == "hybrid" and sharding.shard_size is None and not arguments.get("search"):
+            found.append(
+                "sharding=hybrid with sharding.shard_size=null shares a copy inside a machine, and a plan knows of no"
+                " machines. Give the ranks of one, such as sharding.shard_size=8."
+            )
         if arguments.get("search") and arguments.get("dry_run"):
             found.append("task.search=true asks for many plans, and task.dry_run=true for one. Use one of them.")
         if arguments.get("dry_run") and setting.world_size > MAX_TRACED_RANKS:

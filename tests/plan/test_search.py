@@ -120,6 +120,7 @@ def test_sizes_grow_by_the_sample() -> None:
         return model_sizes(ModelPart(model, model.units()), MicroBatch(tokens, tokens), 2, Precision("fp32"))
 
     one, two, eight = (walk(DDP, setting(micro_batch_size=n), 0) for n in (1, 2, 8))
+    assert grown(one, two, 1) == one  # nothing of it is forgotten, the gradients' shapes among it
     expected = grown(one, two, 8)
     # All but the most within an interval: with more samples another operation may be the largest, so a line through one
     # and two samples is a little low.

@@ -88,6 +88,7 @@ def test_where_nothing_fits_it_says_what_would_be_needed(tmp_path: Path) -> None
         (["task.device_memory_gib=-1"], "task.device_memory_gib=-1 must be more than 0"),
         (["task.dry_run=true", "strategy=deepspeed"], "the engine of strategy=deepspeed does not run"),
         (["task.search=true", "task.dry_run=true", "task.device_memory_gib=80"], "Use one of them"),
+        (["strategy=fsdp", "sharding=hybrid", "launch.nproc=64"], "a plan knows of no machines"),
     ],
 )
 def test_what_it_can_not_do_it_refuses(tmp_path: Path, overrides: list[str], line: str) -> None:
