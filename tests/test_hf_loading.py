@@ -138,8 +138,16 @@ def references(pool: Pool, folders: dict[str, str], tmp_path_factory: pytest.Tem
     return References(pool, folders, tmp_path_factory.mktemp("single"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine", ENGINES)
+#: One of each engine and of each kind; the others take minutes.
+QUICK = {("ddp", "adapters"), ("fsdp", "frozen"), ("fsdp1", "drawn"), ("zero3", "tied"), ("zero1", "whole")}
+PAIRS = [
+    pytest.param(engine, kind, marks=[] if (engine, kind) in QUICK else pytest.mark.slow)
+    for engine in ENGINES
+    for kind in KINDS
+]
+
+
+@pytest.mark.parametrize(("engine", "kind"), PAIRS)
 def test_every_strategy_trains_from_the_same_weights(
     engine: str, kind: str, pool: Pool, folders: dict[str, str], references: References, tmp_path: Path
 ) -> None:
@@ -153,6 +161,7 @@ def test_every_strategy_trains_from_the_same_weights(
         torch.testing.assert_close(result.weights[name], weight, rtol=0, atol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fsdp", "fsdp1", "zero3"])
 def test_what_was_trained_sharded_is_exported_for_everybody(
     engine: str, pool: Pool, folders: dict[str, str], tmp_path: Path

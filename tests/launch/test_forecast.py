@@ -25,6 +25,7 @@ def memory_of(run_dir: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_run_says_what_was_expected_what_was_measured_and_the_error(tmp_path: Path) -> None:
     # Long enough for the trace to be there in time on a busy machine.
