@@ -76,6 +76,7 @@ def test_a_pipeline_finds_a_size_that_leaves_it_enough_micro_batches() -> None:
     assert settled(*words) == 32
 
 
+@pytest.mark.slow
 def test_what_can_not_be_walked_through_is_refused_for_what_it_is() -> None:
     split = ["model=cnn", "strategy=tp", "launch.nproc=2", "launch.device=cpu"]
     _, problems = composed(*split, "trainer.micro_batch_size=auto")

@@ -116,6 +116,7 @@ def test_a_sweep_can_not_go_on_from_one_run(tmp_path: Path) -> None:
     assert "names one run, and -m starts several" in refused(tmp_path, "-m", "checkpoint.resume=.", "seed=1,2", *QUICK)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_saves_and_goes_on_at_the_next_sample(tmp_path: Path) -> None:
     endless = [*SAVING, "trainer.max_steps=100000", "trainer.epochs=100000", "checkpoint.every=null"]
     endless.append("trainer.eval_every=100000")
@@ -145,6 +146,7 @@ def test_a_stopped_run_saves_and_goes_on_at_the_next_sample(tmp_path: Path) -> N
     assert all(equal(ours[name], weight) for name, weight in theirs.items())
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     command = ["-m", *SAVING, "seed=1,2,3", "hydra.sweep.dir=sweep", "checkpoint.resume=auto"]
     done = train(tmp_path, *command)

@@ -49,6 +49,7 @@ def test_a_run_of_three_ranks_downloads_once_before_they_start(tmp_path):
     assert summary(outcome.run_dir())["eval"]["samples"] == 7
 
 
+@pytest.mark.slow
 def test_ranks_under_torchrun_download_once(tmp_path):
     import subprocess
     import sys

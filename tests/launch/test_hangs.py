@@ -80,6 +80,7 @@ def test_a_rank_that_hangs_while_it_is_built_is_found_by_those_who_wait_for_it(t
     assert "in act" in (tmp_path / "rank_1.log").read_text()
 
 
+@pytest.mark.slow
 def test_what_comes_before_the_first_step_may_take_longer(tmp_path: Path) -> None:
     code, stderr, _ = hang(tmp_path, "what=sleep", "seconds=5", "on_rank=0", "at=0", "nproc=1", "steps=3")
     assert code == 0, stderr

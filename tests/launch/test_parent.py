@@ -188,6 +188,7 @@ def test_nothing_of_a_run_is_left_when_it_is_over(tmp_path: Path) -> None:
     assert survivors(outcome.session) == []
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_in_the_middle_does_not_fail_the_run(tmp_path: Path) -> None:
     command = f"{sys.executable} {TRAIN} {' '.join(QUICK)} model=mlp"
     for ending in ("| head -1", ">/dev/full", ">&-"):

@@ -105,6 +105,7 @@ def test_a_hub_out_of_reach_is_one_line(tmp_path: Path) -> None:
     assert_refused(outcome, "is no folder here nor in the hub's cache, and the hub can't be reached")
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_fetched_once_for_all_ranks_and_runs(tmp_path: Path) -> None:
     with hub(saved(tmp_path / "llama")) as address:
         first = train_by_name(tmp_path, "org/good", address)

@@ -214,6 +214,7 @@ def test_a_short_step_is_filled_with_masked_micro_batches() -> None:
     assert [tuple(other.targets.unique().tolist()) for other in filled[1:]] == [(-100,), (-100,)]
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_last_stage_is_on_rank_0s_console_and_in_wandb(tmp_path: Path) -> None:  # TP-10
     quick = [*SMALL, "trainer.max_steps=2", "trainer.epochs=1", "trainer.log_every=1", "launch.device=cpu"]
     losses = {}

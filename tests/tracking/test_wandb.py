@@ -135,6 +135,7 @@ def test_under_torchrun_there_is_one_run_too(tmp_path: Path) -> None:  # WB-01
     assert run_of(folder)["config"]["update"]["world_size"] == 2
 
 
+@pytest.mark.slow
 def test_each_job_of_a_sweep_has_its_own_run_and_all_have_one_group(tmp_path: Path) -> None:  # WB-02
     outcome = tracked(tmp_path, "-m", "tracking=offline", "trainer.accumulate=1,2,4")
     assert outcome.code == 0, outcome.text

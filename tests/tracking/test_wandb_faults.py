@@ -162,6 +162,7 @@ def wait_for(condition: Callable[[], Any], seconds: float) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:  # WB-13
     process, _ = start_sleeping(tmp_path, seconds=5)  # of a step that SIGINT lets finish
