@@ -142,7 +142,7 @@ class DDP(AutogradStrategy):
             self.model.require_forward_param_sync = buffers_are_due
 
     def synchronization_alone(self, num_microbatches: int) -> Callable[[], None]:
-        # Only the reducer knows its buckets, whose first is small, and which are made anew after the first step.
+        # Only the reducer knows its buckets, which are made anew after the first step.
         # Private in torch 2.14: in public they come to a communication hook alone, itself part of the step.
         zeros = self.model.reducer._get_zeros_like_grad_buckets()
         if self.compression is not None:

@@ -53,11 +53,16 @@ class Hook:
         """
         module = wrapped.module
         self.is_arranging = True
-        module.forward = lambda: sum(p.sum() for p in module.parameters() if p.requires_grad)
+        kept = vars(module).get("forward")  # recomputation's, where all of a model is one unit
+        compiled, module._compiled_call_impl = module._compiled_call_impl, None
+        module.forward = lambda _: sum(p.sum() for p in module.parameters() if p.requires_grad)
         try:
-            wrapped().backward()
+            wrapped(None).backward()  # on GPUs torch 2.14 takes the first input without looking whether there is one
         finally:
             del module.forward
+            if kept is not None:
+                module.forward = kept
+            module._compiled_call_impl = compiled
             self.is_arranging = False
         for parameter in module.parameters():
             parameter.grad = None
