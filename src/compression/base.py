@@ -1,6 +1,7 @@
 """What a compressor is: it answers a bucket of one rank's gradients with the future of their mean over the ranks."""
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from src.compression.ledger import Ledger, all_reduce_bytes
 from src.compression.needs import Needs, Shapes
 from src.compression.residuals import Residuals
 from src.errors import Refused
+
+log = logging.getLogger(__name__)
 
 Answer = torch.futures.Future[Tensor]
 Plain = Mapping[str, Any]  # JSON's types
@@ -58,7 +61,13 @@ class Compression(ABC):
     collective: ClassVar[str] = "all_reduce"
     holds: ClassVar[str]
     warmup_steps: int = 0
+    error_feedback: bool = True  # of those that keep errors
     ranks: Ranks = Ranks(1)
+
+    @property
+    def keeps_errors(self) -> bool:
+        """Whether what is not sent waits for the next step."""
+        return self.keeps is not None and self.error_feedback
 
     @classmethod
     def option(cls) -> str:
@@ -119,7 +128,7 @@ class Compression(ABC):
     def metrics(self) -> dict[str, float]:
         """Of the newest step. Collective; it waits for the device."""
         found: dict[str, float] = {"sent_bytes": self.ledger.step_sent, "dense_bytes": self.ledger.step_dense}
-        if self.keeps is not None:
+        if self.keeps_errors:
             square = self.residuals.squared_norm()
             if square is not None:  # on all ranks or on none
                 if self.ranks.size > 1:
@@ -133,7 +142,7 @@ class Compression(ABC):
 
     def plain(self) -> dict[str, Any]:
         """What all ranks have to go on from, in JSON's types."""
-        return self.ledger.totals()
+        return {"kind": self.option(), **self.ledger.totals()}
 
     def go_on_from(self, parts: Sequence[Mapping[str, Tensor]], same_ranks: bool, plain: Plain | None) -> None:
         """Take back what `tensors` gave on the ranks whose heir this one is, and `plain`; None: a run without one.
@@ -146,9 +155,15 @@ class Compression(ABC):
         for tensors in parts:
             for name, tensor in named(tensors, "residual").items():
                 owed[name] = owed[name] + tensor if name in owed else tensor
-        self.residuals.put_back(owed if self.keeps is not None else {})
+        if owed and not self.keeps_errors:
+            log.info(
+                "what the run before still owed its weights is left behind: compression=%s keeps none", self.option()
+            )
+        self.residuals.put_back(owed if self.keeps_errors else {})
         if plain is not None:
             self.ledger.go_on_from(plain)
+            if plain["kind"] != self.option():
+                self.ledger.steps = 0  # its own warm-up is still to come
 
     def remember(self) -> None:
         """Before a step that may be discarded."""

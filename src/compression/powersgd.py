@@ -1,6 +1,7 @@
 """compression=powersgd: matrices travel as products of two thin ones (Vogels et al. 2019), by torch's own hook."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,21 +68,22 @@ class PowerSGD(Compression):
 
     def needs(self, shapes: Shapes, ranks: int) -> Needs:
         numel = elements(shapes)
-        products = whole = 0  # in elements
-        for shape in shapes:
-            size = elements([shape])
-            rows = shape[0] if shape else 1
-            thin = (rows + size // rows) * min(rows, size // rows, self.matrix_rank)
-            if thin * self.min_compression_rate < size:
-                products += thin
-            else:
-                whole += size
+        products = sum(sum(self.thin(shape)) for shape in shapes)
+        whole = sum(elements([shape]) for shape in shapes if not any(self.thin(shape)))
         residual = FP32_BYTES * numel if self.error_feedback else 0
         return Needs(
             kept=residual + FP32_BYTES * products,
             work=2 * residual + FP32_BYTES * whole,  # a copy of the bucket, and what the products miss of it
             sent=FP32_BYTES * (products + whole),
         )
+
+    def thin(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Elements of P and Q of a gradient; none of one that is sent whole."""
+        size, rows = elements([shape]), shape[0] if shape else 1
+        columns = size // rows
+        thickness = min(rows, columns, self.matrix_rank)
+        is_sent_whole = (rows + columns) * thickness * self.min_compression_rate >= size
+        return (0, 0) if is_sent_whole else (rows * thickness, columns * thickness)
 
     def sent_formula(self, ranks: int) -> str:
         return f"4 bytes x (rows + columns) x {self.matrix_rank} of each matrix, and of all that would not shrink"
@@ -100,13 +102,16 @@ class PowerSGD(Compression):
         buffer = bucket.buffer().div_(size)
         self.lend(bucket)
         before = state.total_numel_after_compression
-        answer = powerSGD_hook(state, InOrderOfMemory(bucket))  # type: ignore[arg-type]
+        if buffer.device.type == "cpu":
+            with no_gpu_to_wait_for():
+                answer = powerSGD_hook(state, InOrderOfMemory(bucket))  # type: ignore[arg-type]
+                # The hook's later all-reduces begin in gloo's threads. Those of two buckets would meet in another order
+                # on each rank, or wait for one another's threads.
+                answer.wait()
+        else:
+            answer = powerSGD_hook(state, InOrderOfMemory(bucket))  # type: ignore[arg-type]
         sent = (state.total_numel_after_compression - before) * buffer.itemsize
         self.ledger.add(all_reduce_bytes(sent, size), self.dense_bytes(buffer))
-        if buffer.device.type == "cpu":
-            # The hook's later all-reduces begin in gloo's threads. Those of two buckets would meet in another order on
-            # each rank, or wait for one another's threads.
-            answer.wait()
 
         def settle(done: Answer) -> Tensor:
             self.take_back(bucket)
@@ -120,10 +125,14 @@ class PowerSGD(Compression):
         if self.error_feedback:
             state.error_dict[index] = self.residuals.of(index, bucket.buffer(), parameters)
         name = self.residuals.names[parameters[0]]
-        for kind, memory in (("p", state.p_memory_dict), ("q", state.q_memory_dict)):
+        sizes = [self.thin(parameter.shape) for parameter in parameters]
+        memories = ("p", state.p_memory_dict), ("q", state.q_memory_dict)
+        for place, (kind, memory) in enumerate(memories):
             memory.pop(index, None)
-            if name in self.factors[kind]:
-                memory[index] = self.factors[kind][name]
+            factor = self.factors[kind].get(name)
+            # Of a run with other arguments they would not fit; the hook draws Q anew then.
+            if factor is not None and factor.numel() == sum(size[place] for size in sizes):
+                memory[index] = factor
 
     def take_back(self, bucket: Bucket) -> None:
         """Keep what the hook has made of it."""
@@ -153,6 +162,17 @@ class PowerSGD(Compression):
     def discard(self) -> None:
         super().discard()
         self.hook_state.rng.set_state(self.draws)
+
+
+@contextmanager
+def no_gpu_to_wait_for() -> Iterator[None]:
+    """torch 2.14's hook waits for a GPU wherever there is one, also for gradients on the CPU, of which that raises."""
+    wait = torch.cuda.synchronize
+    torch.cuda.synchronize = lambda device=None: None
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize = wait
 
 
 class InOrderOfMemory:

@@ -50,6 +50,7 @@ class Sampled:
             found = self.beyond(values, threshold)
             if found.numel() < FEWEST * count and threshold > 0:
                 found = largest(values, count)  # the sample did not look like the whole
+                threshold = float(values[found].abs().min())
         if found.numel() > count:
             magnitudes = values[found].abs()
             kept = torch.topk(magnitudes, count, sorted=False)

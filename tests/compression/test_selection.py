@@ -90,6 +90,17 @@ def test_a_threshold_is_reused_until_it_no_longer_fits(monkeypatch):
     assert len(samples) == 2
 
 
+def test_a_sample_that_was_unlike_the_whole_is_not_asked_again_at_every_step(monkeypatch):
+    from src.compression import selection
+
+    samples = []
+    monkeypatch.setattr(selection, "sampled_threshold", lambda *given: samples.append(1) or 1e6)  # beyond them all
+    sampled = Sampled()
+    for step in range(4):
+        assert sampled.select("weight", drawn("normal", 100_000, 0), 1000, step).numel() == 1000
+    assert len(samples) == 1
+
+
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_a_gradient_that_is_not_a_number_is_sent_and_not_hidden(selection):
     gradient = drawn("normal", 10_000, 0)

@@ -1,0 +1,71 @@
+"""A compressor, in one process, that goes on from what another run of it, or of another, has kept."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.compression.base import Compression, Ranks
+from src.compression.fp16 import FP16
+from src.compression.powersgd import PowerSGD
+from src.compression.topk import TopK
+from tests.compression.building import LoneBucket
+
+
+def alone(compression: Compression, parameter: Tensor) -> Compression:
+    compression.begin(Ranks(1), {parameter: "weight"})
+    return compression
+
+
+def after_steps(compression: Compression, parameter: Tensor, steps: int) -> Compression:
+    for step in range(steps):
+        gradient = torch.randn(parameter.numel(), generator=torch.Generator().manual_seed(step))
+        compression.exchange(LoneBucket(parameter, gradient)).wait()
+    return compression
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_products_of_another_rank_are_drawn_anew(alone_in_the_world: None, before: int, after: int) -> None:
+    parameter = torch.zeros(8, 16)
+    old = after_steps(alone(PowerSGD(before, warmup_steps=2), parameter), parameter, 4)
+    new = alone(PowerSGD(after, warmup_steps=2), parameter)
+    new.go_on_from([old.tensors()], True, old.plain())
+    after_steps(new, parameter, 1)
+    sizes = {name: tensor.numel() for name, tensor in new.tensors().items() if name[:2] in ("p.", "q.")}
+    assert sizes == {"p.weight": 8 * after, "q.weight": 16 * after}
+
+
+def test_products_of_the_host_need_no_gpu(alone_in_the_world: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(device: Any = None) -> None:
+        raise AssertionError(f"a wait for {device}")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    parameter = torch.zeros(8, 16)
+    after_steps(alone(PowerSGD(warmup_steps=2), parameter), parameter, 4)
+    assert torch.cuda.synchronize is wait
+
+
+def test_another_compressors_steps_are_no_warm_up() -> None:
+    parameter = torch.zeros(8, 16)
+    before = alone(FP16(), parameter)
+    before.ledger.steps, before.ledger.total_sent = 1000, 5
+    for compressor, left in ((PowerSGD(warmup_steps=10), 10), (FP16(), 0)):
+        after = alone(compressor, parameter)
+        after.go_on_from([before.tensors()], True, before.plain())
+        assert after.dense_steps_left() == left
+        assert after.ledger.total_sent == 5
+    same = alone(PowerSGD(warmup_steps=10), parameter)
+    same.go_on_from([{}], True, {**before.plain(), "kind": "powersgd"})
+    assert same.dense_steps_left() == 0
+
+
+def test_without_feedback_nothing_that_was_owed_is_carried_on(alone_in_the_world: None) -> None:
+    parameter = torch.zeros(8, 16)
+    owing = after_steps(alone(TopK(0.1), parameter), parameter, 1)
+    assert owing.metrics()["residual_norm"] > 0
+    careless = alone(TopK(0.1, error_feedback=False), parameter)
+    careless.go_on_from([owing.tensors()], True, owing.plain())
+    assert not any(name.startswith("residual") for name in careless.tensors())
+    assert "residual_norm" not in careless.metrics()
