@@ -34,7 +34,8 @@ class OverlapWatch:
         self.reporter, self.control, self.pace = reporter, control, pace
 
     def is_due(self, step: int) -> bool:
-        return self.every is not None and step % self.every == 0
+        # In a compressor's warm-up a step is dense, and what would be timed alone is not.
+        return self.every is not None and step % self.every == 0 and self.strategy.settling_steps() == 0
 
     def measure(self, step: int, microbatches: Sequence[MicroBatch], valid_targets: int | Tensor) -> None:
         """Report the seconds, None for what the noise hides. Collective; after a step, of which the batch is."""

@@ -37,7 +37,7 @@ class Profile(Task):
     def __call__(self, experiment: Experiment) -> None:
         world, beat = experiment.world, experiment.control.beat
         loop = Steps(make_trainer(experiment, *joined(experiment)))
-        for _ in range(self.warmup):
+        for _ in range(max(self.warmup, experiment.strategy.settling_steps() + 1)):
             loop.take()
             beat()
         path = experiment.run_dir / f"trace_rank_{world.world_rank}.json.gz"
