@@ -30,7 +30,7 @@ class DecoderFlops(NamedTuple):
 class CountsFlops(Protocol):
     """A model that tells what a token costs it; of others no utilisation is worked out."""
 
-    def flops(self) -> DecoderFlops: ...
+    def flops(self) -> DecoderFlops | None: ...
 
 
 def decoder_flops(model: nn.Module, layers: int, width: int, looked_up: Iterable[nn.Module]) -> DecoderFlops:

@@ -87,7 +87,7 @@ def shard_of(whole: Tensor, like: Any, device: torch.device | None) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor  # 1 s that only sharded models pay
 
     split = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
-    local = split.to_local().to(device or whole.device, copy=True)
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=split.shape, stride=split.stride()
-    )
+    # Not from_local, which moves a shard of the host to the mesh's device.
+    made = cast(DTensor, torch.empty_like(like, device=device or whole.device))
+    made.to_local().copy_(split.to_local())
+    return made

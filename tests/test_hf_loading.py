@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from src.batch import MicroBatch
 from src.meter import StorageMeter
 from src.models.hf_causal_lm import HFCausalLM
 from src.models.hf_lora import Lora
@@ -18,7 +19,7 @@ from src.strategies.base import BuildSpec, Strategy
 from src.weights import filled
 from src.world import World
 from tests.composing import Result, composed, run_config, run_in
-from tests.models.hf import loaded, saved, tokens
+from tests.models.hf import LLAMA, loaded, saved, tokens
 from tests.workers import Pool
 
 #: Eight layers, whose tensors are small beside the whole.
@@ -79,6 +80,22 @@ def test_no_rank_but_the_first_ever_holds_the_whole_model_and_that_one_once(
         assert whole // 4 <= other["peak"] <= whole // 4 + under_way < whole
     # The first reads it once, and lets each tensor go when it has given it out.
     assert whole <= first["peak"] <= whole + whole // 4 + under_way < 2 * whole
+
+
+def buffers_of_a_bf16_run(world: Any) -> set[torch.dtype]:
+    """In a worker: types of a Llama's buffers after a step of FSDP1, which casts them when it first runs."""
+    torch.manual_seed(0)
+    strategy = strategy_named("fsdp1")
+    model = HFCausalLM(None, pretrained=False, config=LLAMA)
+    strategy.build(model, partial(torch.optim.SGD, lr=0.1), BuildSpec(world, Precision("bf16"), Sharding("zero3")))
+    strategy.forward_backward([MicroBatch(tokens(), tokens())], 32 * world.world_size)
+    found = {buffer.dtype for buffer in model.buffers()}
+    strategy.close()
+    return found
+
+
+def test_rotary_frequencies_are_not_rounded(pool: Pool) -> None:
+    assert pool.run(2, buffers_of_a_bf16_run) == [{torch.float32}] * 2
 
 
 COMMON = [

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
+from src.checks.positions import gives_positions
 from src.checks.setting import num_local_ranks, task_class
 from src.data.base import Data
 from src.errors import Refused, in_words
@@ -39,6 +40,8 @@ def prepare(config: dict[str, Any]) -> None:
                 try_optimizer(part)
             elif key == "model" and part is not None and task_class(config).ranks == "started":
                 found += _memory_problems(part, config)
+                if hasattr(part, "data_problems"):
+                    found += part.data_problems(config["data"], gives_positions(config["data"]))
                 if task_class(config).trains and not any(p.requires_grad for p in part.parameters()):
                     found.append(
                         f"model {config['model']['_target_']} has no parameter that asks for a gradient, so nothing can"

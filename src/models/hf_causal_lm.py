@@ -5,7 +5,7 @@ receive them (src/weights.py), so no rank holds more than its strategy makes it.
 """
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ class HFCausalLM(nn.Module):
     inputs = "tokens"
     reads_positions = True
     keeps_units_whole = True
+    keeps_buffers = True
     inner: "PreTrainedModel"
 
     def __init__(
@@ -141,17 +142,23 @@ class HFCausalLM(nn.Module):
     def units(self) -> list[nn.Module]:
         """The decoder layers, which Hugging Face says must not be split."""
         kinds = self.inner._no_split_modules or set()
-        return [
-            child
-            for module in self.modules()
-            if isinstance(module, nn.ModuleList)
-            for child in module
-            if type(child).__name__ in kinds
-        ]
+        lists = [module for module in self.modules() if isinstance(module, nn.ModuleList)]
+        found = [child for module in lists for child in module if type(child).__name__ in kinds]
+        if not found:  # of an architecture that says nothing: the list that is as long as there are layers
+            num_layers = self.inner.config.get_text_config().num_hidden_layers
+            found = next((list(module) for module in lists if len(module) == num_layers), [])
+        if not found:
+            raise ValueError(f"{type(self.inner).__name__} names no decoder layers, which are what is sharded as one.")
+        return found
 
-    def flops(self) -> DecoderFlops:
-        """Of the whole model, a token: what MFU is worked out from."""
+    def flops(self) -> DecoderFlops | None:
+        """Of the whole model, a token: what MFU is worked out from. None where not all of it computes each token."""
         config, embedding = self.inner.config.get_text_config(), self.inner.get_input_embeddings()
+        has_experts = any(
+            getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts")
+        )
+        if has_experts or not hasattr(config, "num_attention_heads"):
+            return None
         head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         head = self.inner.get_output_embeddings()
         is_tied = head is not None and head.weight is embedding.weight  # then the table scores as well
@@ -175,9 +182,37 @@ class HFCausalLM(nn.Module):
         """
         is_packed = tokens.ndim == 3
         named = {"input_ids": tokens[:, 0], "position_ids": tokens[:, 1]} if is_packed else {"input_ids": tokens}
-        with known_packing(is_packed):
+        with known_packing(is_packed) as asked:
             logits: Tensor = self.inner(**named, use_cache=False).logits
+        if is_packed and not asked:
+            raise ValueError(
+                f"a {self.inner.config.model_type} builds its masks without positions, so packed documents would see"
+                " one another. Use data.packing=windows or none."
+            )
         return logits
+
+    def data_problems(self, data: Mapping[str, Any], packs_documents: bool) -> list[str]:
+        """What of the data's arguments does not suit: one line each, of choice, reason and remedy."""
+        config, found = self.inner.config.get_text_config(), []
+        if packs_documents and (self.inner._is_stateful or self.attention.startswith("flash")):
+            # transformers 5.24 looks for packed documents in batches of one row only, where attention is flash's.
+            why = "carries a state along" if self.inner._is_stateful else f"has model.attention={self.attention}"
+            found.append(
+                f"data.packing={data.get('packing')} puts several documents into a sequence, and {self.called()} {why},"
+                " through which they would see one another. Use data.packing=windows or none"
+                f"{'' if self.inner._is_stateful else ', or model.attention=sdpa'}."
+            )
+        for key, limit, what in (
+            ("vocab_size", "vocab_size", "tokens"),
+            ("sequence_length", "max_position_embeddings", "tokens a sample"),
+        ):
+            size, most = data.get(key), getattr(config, limit, None)
+            if size is not None and most is not None and size > most:
+                found.append(
+                    f"data.{key}={size} {what} are more than the {most} of {self.called()}. Use data.{key}={most} or"
+                    f" less, or +model.config.{limit}={size} with model.pretrained=false."
+                )
+        return found
 
     def write_folder(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """A folder that `from_pretrained` loads. weights: whole, by this model's names, on the CPU."""

@@ -13,14 +13,23 @@ from torch import Tensor
 
 
 @contextmanager
-def known_packing(is_packed: bool) -> Iterator[None]:
-    """Forwards inside build masks for packed documents, or for rows of one document each, without looking."""
+def known_packing(is_packed: bool) -> Iterator[list[Tensor]]:
+    """Forwards inside build masks for packed documents, or for rows of one document each, without looking.
+
+    Yields the numbers of documents that masks were built from: none where an architecture does not ask for them, and
+    lets documents see one another.
+    """
     from transformers import masking_utils  # with transformers: 3 s to import
 
-    found = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = document_numbers if is_packed else no_documents
+    found, asked = masking_utils.find_packed_sequence_indices, list[Tensor]()
+
+    def numbers(position_ids: Tensor) -> Tensor:
+        asked.append(document_numbers(position_ids))
+        return asked[-1]
+
+    masking_utils.find_packed_sequence_indices = numbers if is_packed else no_documents
     try:
-        yield
+        yield asked
     finally:
         masking_utils.find_packed_sequence_indices = found
 

@@ -38,7 +38,7 @@ class AutogradStrategy(Strategy):
         # After wrapping: a sharded module's parameters are not the ones it was built with. Listed once, since
         # walking the modules at every step costs as much as the optimizer of a small model.
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = sparing(optimizer, self.bare_parameters(), undecayed)(self.trained)
+        self.optimizer = sparing(optimizer, self.bare_parameters, undecayed)(self.trained)
         self.base_learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.lr_factor = 1.0
         self.weighed_targets: int | None = None

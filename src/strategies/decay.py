@@ -5,7 +5,7 @@ freedom, and are drawn towards a value that means nothing (as GPT-3's and Llama'
 are tables of two dims and decay, tied to the head or not, as they do in nanoGPT.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,18 +21,18 @@ def norms_and_biases(model: nn.Module) -> frozenset[str]:
 
 
 def sparing(
-    optimizer: "OptimizerFactory", named: Iterable[tuple[str, nn.Parameter]], names: Collection[str]
+    optimizer: "OptimizerFactory", named: Callable[[], Iterable[tuple[str, nn.Parameter]]], names: Collection[str]
 ) -> "OptimizerFactory":
     """`optimizer`, with a group of its own, without weight decay, for those of `named` parameters that are in `names`.
 
-    A group that would be empty is left out.
+    named: asked when the optimizer is made, since an engine may put others in the place of a model's until then. A
+    group that would be empty is left out.
     """
     if not names:
         return optimizer
-    spared = {parameter for name, parameter in named if name in names}
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        given = list(parameters)
+        given, spared = list(parameters), {parameter for name, parameter in named() if name in names}
         groups: list[dict[str, Any]] = [
             {"params": [parameter for parameter in given if parameter not in spared]},
             {"params": [parameter for parameter in given if parameter in spared], "weight_decay": 0.0},

@@ -131,7 +131,7 @@ class DeepSpeed(Strategy):
             log.info("DeepSpeed's configuration: %s", json.dumps(self.config), extra=ONLY_IN_RANK_LOG)
         self.dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
         undecayed = frozenset() if spec.decay_norms_and_biases else norms_and_biases(model)
-        optimizer = sparing(optimizer, model.named_parameters(), undecayed)
+        optimizer = sparing(optimizer, model.named_parameters, undecayed)
         self.engine, self.undo = start_engine(model, optimizer, self.config, spec.world)
         # The very optimizer that `optimizer` made; the engine has put its flat partitions into the groups.
         self.optimizer = self.engine.basic_optimizer

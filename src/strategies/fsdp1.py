@@ -106,7 +106,12 @@ class FSDP1(AutogradStrategy):
             # BatchNorm keeps fp32 throughout: torch wraps it on its own, outside the mixed precision.
             mixed_precision=None
             if dtype is None
-            else MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32, buffer_dtype=dtype),
+            else MixedPrecision(
+                param_dtype=dtype,
+                reduce_dtype=torch.float32,
+                # Rounded, a rotary embedding's frequencies would be off by radians at the far end of a sequence.
+                buffer_dtype=None if getattr(model, "keeps_buffers", False) else dtype,
+            ),
             device_id=spec.world.device,
             param_init_fn=Values(model, spec.world).fill if is_unread(model) else None,
             # On CPUs torch refuses it; there the ranks' equal draws have to do, as they do for fsdp.

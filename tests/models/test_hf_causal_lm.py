@@ -196,3 +196,55 @@ def test_flops_count_what_a_token_multiplies_with() -> None:
     lora = drawn(small, lora=Lora(rank=2)).flops()
     assert lora.frozen == counted
     assert 0 < lora.trained < counted / 10
+
+
+def test_experts_that_most_tokens_pass_by_count_no_flops() -> None:
+    mixture = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
+    with torch.device("meta"):
+        assert HFCausalLM(None, pretrained=False, config=mixture).flops() is None
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_each_row_of_a_packed_batch_has_documents_of_its_own(rows: int) -> None:
+    model, batch = drawn(LLAMA), tokens(rows)
+    lengths = [[7, 9], [3, 3, 10], [16]][:rows]
+    together = torch.cat([packed(row, of) for row, of in zip(batch, lengths, strict=True)])
+    with torch.no_grad():
+        logits = model(together)
+        for row in range(rows):
+            start = 0
+            for length in lengths[row]:
+                alone = model(batch[row : row + 1, start : start + length])[0]
+                torch.testing.assert_close(logits[row, start : start + length], alone, rtol=0, atol=1e-5)
+                start += length
+
+
+def test_an_architecture_that_looks_at_no_positions_takes_no_packed_documents() -> None:
+    opt = {"model_type": "opt", "vocab_size": 256, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2}
+    model = drawn({**opt, "num_attention_heads": 4, "max_position_embeddings": 128, "word_embed_proj_dim": 32})
+    with torch.no_grad(), pytest.raises(ValueError, match="a opt builds its masks without positions"):
+        model(packed(tokens(1)[0], [7, 9]))
+    with torch.no_grad():
+        model(tokens(1))
+
+
+def test_data_that_do_not_suit_are_refused_in_words() -> None:
+    with torch.device("meta"):
+        flash = HFCausalLM(None, pretrained=False, config=LLAMA)
+        flash.attention = "flash_attention_2"  # without the package, that transformers asks for
+        stateful = HFCausalLM(None, pretrained=False, config={"model_type": "recurrent_gemma", "num_hidden_layers": 3})
+    fits = {"vocab_size": 256, "sequence_length": 128, "packing": "documents"}
+    assert flash.data_problems(fits, packs_documents=False) == []
+    [line] = flash.data_problems(fits, packs_documents=True)
+    assert line.endswith("Use data.packing=windows or none, or model.attention=sdpa.")
+    [line] = stateful.data_problems(fits, packs_documents=True)
+    assert "carries a state along" in line
+    too_much = flash.data_problems({"vocab_size": 257, "sequence_length": 129}, packs_documents=False)
+    assert [line.split(" ")[0] for line in too_much] == ["data.vocab_size=257", "data.sequence_length=129"]
+
+
+def test_layers_are_found_where_the_architecture_does_not_name_them() -> None:
+    model = drawn(LLAMA)
+    named = model.units()
+    model.inner._no_split_modules = None
+    assert model.units() == named

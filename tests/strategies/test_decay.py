@@ -1,5 +1,6 @@
 """Weight decay that spares norms and biases: by the bare model's names, whatever an engine makes of the parameters."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,16 @@ TABLES = ("embedding", "positions", "head")
 
 def test_a_group_of_nothing_is_left_out_and_a_factory_without_names_is_itself() -> None:
     norm = nn.LayerNorm(4)
-    optimizer = sparing(torch.optim.AdamW, norm.named_parameters(), norms_and_biases(norm))(norm.parameters())
+    optimizer = sparing(torch.optim.AdamW, norm.named_parameters, norms_and_biases(norm))(norm.parameters())
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0]
-    assert sparing(torch.optim.AdamW, norm.named_parameters(), ()) is torch.optim.AdamW
+    assert sparing(torch.optim.AdamW, norm.named_parameters, ()) is torch.optim.AdamW
+
+
+def test_parameters_that_an_engine_puts_in_place_of_a_models_are_spared_too() -> None:
+    norm = nn.LayerNorm(4)
+    factory = sparing(partial(torch.optim.AdamW, weight_decay=0.5), norm.named_parameters, {"bias"})
+    norm.bias = nn.Parameter(torch.ones(4))  # as reading weights does
+    assert [group["weight_decay"] for group in factory(norm.parameters()).param_groups] == [0.5, 0.0]
 
 
 def test_a_single_process_spares_norms_and_decays_tables(pool: Pool, tmp_path: Path, single: Result) -> None:
