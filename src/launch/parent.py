@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,7 @@ from src.world import World
 log = logging.getLogger(__name__)
 
 GIVEN = "given"  # the key of the ranks' store under which rank 0 tells the others what to run, or null
+LOOK_SECONDS = 0.1  # between two looks for it
 
 
 def launch(config: dict[str, Any], run_dir: Path, info: dict[str, Any], in_place: bool) -> float | None:
@@ -107,6 +109,10 @@ def follow() -> None:
     store = meet()
     if ranks.world_rank == 0:
         store.set(GIVEN, agents_store().get(GIVEN).decode())
+    # In looks, since a store gives up after a while, and rank 0 may have a model to fetch and text to tokenise. torchrun
+    # ends who waits where rank 0 has died.
+    while not store.check([GIVEN]):
+        time.sleep(LOOK_SECONDS)
     given = json.loads(store.get(GIVEN))
     if given is None:
         return

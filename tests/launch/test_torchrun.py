@@ -4,13 +4,18 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from torch.distributed import HashStore
 
+from src.environment import Ranks
+from src.launch import parent
 from tests.command import QUICK, TRAIN, Outcome, environment, metrics, summary
 from tests.command_server import serve
 from tests.launch.test_parent import LATE
@@ -107,3 +112,14 @@ def test_asking_for_the_configuration_leaves_no_rank_waiting_for_a_run(tmp_path:
     assert outcome.code == 0, outcome.text
     assert outcome.stdout.count("_target_: src.strategies.ddp.DDP") == 1
     assert not any(tmp_path.iterdir())
+
+
+def test_ranks_wait_longer_than_a_store_does_for_what_rank_0_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.2))
+    monkeypatch.setattr(parent, "meet", lambda: store)
+    monkeypatch.setattr(parent, "torchrun_ranks", lambda: Ranks(1, 2, 1, 2))
+    late = threading.Timer(1.0, store.set, (parent.GIVEN, "null"))  # as where nothing is left to run
+    late.start()
+    parent.follow()
+    late.join()
