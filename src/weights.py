@@ -43,13 +43,18 @@ class Values:
         self.world, self.shard_device = world, shard_device
         self.names = {tensor: name for name, tensor in [*model.named_buffers(), *model.named_parameters()]}
         self.filled: dict[Tensor, Tensor] = {}
-        self.read: dict[str, Tensor] = {}
-        if world.is_main and not world.is_imagined:
-            self.read = cast(Unread, model).read_weights()
+        self.reads = world.is_main and not world.is_imagined
+        self.read = cast(Unread, model).read_weights() if self.reads else {}
 
     def fill_all(self, model: nn.Module) -> None:
+        """Raises ValueError where what was read is not what the model has."""
         for module in model.modules():
             self.fill(module)
+        if left := self.read.keys() - {name for tensor, name in self.names.items() if not tensor.is_meta}:
+            raise ValueError(
+                f"read_weights() gives {len(left)} tensor(s) that the model has no place for:"
+                f" {', '.join(sorted(left)[:3])}. Make it give parameters and buffers, tied ones under their first."
+            )
 
     @torch.no_grad()
     def fill(self, module: nn.Module) -> None:
@@ -77,9 +82,14 @@ class Values:
 
     def own(self, tensor: Tensor) -> Tensor:
         """The whole values on rank 0, and room for them on the others."""
-        if self.read:
-            return self.read.pop(self.names[tensor]).detach().to(self.world.device, tensor.dtype).contiguous()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.world.device)
+        if not self.reads:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.world.device)
+        name = self.names[tensor]
+        if name not in self.read:
+            raise ValueError(
+                f"read_weights() gives no {name}, which the model has. Make it give each, under its first name."
+            )
+        return self.read.pop(name).detach().to(self.world.device, tensor.dtype).contiguous()
 
 
 def shard_of(whole: Tensor, like: Any, device: torch.device | None) -> Tensor:
