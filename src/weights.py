@@ -1,9 +1,10 @@
 """Weights that one rank reads and the others receive, for models that come without any.
 
-A model with a `read_weights()` is built on the meta device. Rank 0 reads it, once; every other rank is given one tensor
-at a time, and keeps what the strategy leaves it of that.
+A model with a `read_weights()` is built on the meta device. Rank 0 reads it, once, while the others wait; every other
+rank is given one tensor at a time, and keeps what the strategy leaves it of that.
 """
 
+import time
 from typing import Any, Protocol, cast
 
 import torch
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from src.world import World
+
+LOOK_SECONDS = 0.1  # between two looks whether rank 0 has read
 
 
 class Unread(Protocol):
@@ -45,6 +48,8 @@ class Values:
         self.filled: dict[Tensor, Tensor] = {}
         self.reads = world.is_main and not world.is_imagined
         self.read = cast(Unread, model).read_weights() if self.reads else {}
+        if world.has_peers:
+            wait_for_first(world)
 
     def fill_all(self, model: nn.Module) -> None:
         """Raises ValueError where what was read is not what the model has."""
@@ -90,6 +95,21 @@ class Values:
                 f"read_weights() gives no {name}, which the model has. Make it give each, under its first name."
             )
         return self.read.pop(name).detach().to(self.world.device, tensor.dtype).contiguous()
+
+
+def wait_for_first(world: World) -> None:
+    """Come back when rank 0 has come here. Collective, but of no group's time-out: reading may take longer than a step.
+
+    In the store that the ranks met in, and not by a collective, which would give up after launch.timeout_seconds. Where
+    rank 0 fails meanwhile, the launcher ends those that wait.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    count = store.add(f"weights/{world.world_rank}", 1)  # counted by each rank, so that a second model waits anew
+    key = f"weights/read/{count}"
+    if world.is_main:
+        store.set(key, "")
+    while not store.check([key]):
+        time.sleep(LOOK_SECONDS)
 
 
 def shard_of(whole: Tensor, like: Any, device: torch.device | None) -> Tensor:

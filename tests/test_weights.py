@@ -1,11 +1,17 @@
 """Weights that rank 0 reads: given out whole, or not at all."""
 
+import time
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from src.weights import filled
 from src.world import World
+from tests.workers import Pool
 
 
 class Unread(nn.Module):
@@ -15,9 +21,10 @@ class Unread(nn.Module):
         super().__init__()
         with torch.device("meta"):
             self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-        self.values = values
+        self.values, self.read_seconds = values, 0.0
 
     def read_weights(self) -> dict[str, Tensor]:
+        time.sleep(self.read_seconds)
         return {f"{name}.weight": value for name, value in self.values.items()}
 
 
@@ -43,3 +50,22 @@ def test_what_has_its_values_already_keeps_them() -> None:
     filled(model, World())
     assert torch.equal(model.first.weight, ONES)
     assert torch.equal(model.second.weight, before)
+
+
+def filled_while_rank_0_reads(world: Any, timeout_seconds: float, read_seconds: float) -> list[Tensor]:
+    """In a worker: two models' weights, of a group whose collectives wait for `timeout_seconds` only."""
+    dist.set_timeout(timedelta(seconds=timeout_seconds))
+    weights = []
+    for factor in (1, 2):
+        model = Unread(first=factor * ONES, second=ONES)
+        model.read_seconds = read_seconds
+        filled(model, world)
+        weights.append(model.first.weight.detach())
+    dist.set_timeout(dist.constants.default_pg_timeout)
+    return weights
+
+
+def test_reading_may_take_longer_than_a_collective(pool: Pool) -> None:
+    for first, second in pool.run(2, filled_while_rank_0_reads, 1.0, 3.0):
+        assert torch.equal(first, ONES)
+        assert torch.equal(second, 2 * ONES)
