@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -213,9 +214,10 @@ class HFText(Data):
         """Tell the ranks, so that none of them reads the files again to know what they hold."""
         note = self.note()
         note.parent.mkdir(exist_ok=True)
-        partial_note = note.with_name(f"{note.name}.{id(self)}.partial")
-        partial_note.write_text(str(samples.relative_to(self.root)))
-        partial_note.replace(note)
+        with TemporaryDirectory(prefix=".partial-", dir=note.parent) as partial:
+            written = Path(partial) / note.name
+            written.write_text(str(samples.relative_to(self.root)))
+            written.replace(note)
 
     def remembered(self) -> Path | None:
         """The samples' folder as `prepare` left it; None where it did not come by here, or the files have changed."""

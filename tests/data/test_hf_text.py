@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -233,6 +234,31 @@ def prepare_slowly(tmp_path, lines, tokenizer):
         tokenized.tokenize(*arguments, **given)
 
     HFText(tokenizer, 64, [str(lines)], root=str(tmp_path / "root")).fetch(slowly)
+
+
+def test_forked_ranks_that_were_not_prepared_for_note_at_the_same_time(tmp_path, lines, tokenizer):
+    data = HFText(tokenizer, 64, [str(lines)], root=str(tmp_path / "root"))
+    context = multiprocessing.get_context("fork")
+    meeting = context.Barrier(2)
+    both = [context.Process(target=load_together, args=(data, meeting)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+    assert len(list((tmp_path / "root" / "notes").iterdir())) == 1
+
+
+def load_together(data, meeting):
+    """The note is put in its place when the other process has written its own as well."""
+    replace = Path.replace
+
+    def replace_together(path, target):
+        meeting.wait(30)
+        return replace(path, target)
+
+    Path.replace = replace_together
+    data.load(CPU, 0)
 
 
 def test_limit_keeps_the_first_samples_and_the_test_set(tmp_path, lines, tokenizer):
