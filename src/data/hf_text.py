@@ -1,5 +1,6 @@
 """data=hf_text: documents from files or the hub, tokenised once and packed into sequences."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -212,12 +213,19 @@ class HFText(Data):
 
     def remember(self, samples: Path) -> None:
         """Tell the ranks, so that none of them reads the files again to know what they hold."""
+        if self.remembered() == samples:
+            return
         note = self.note()
-        note.parent.mkdir(exist_ok=True)
-        with TemporaryDirectory(prefix=".partial-", dir=note.parent) as partial:
-            written = Path(partial) / note.name
-            written.write_text(str(samples.relative_to(self.root)))
-            written.replace(note)
+        try:
+            note.parent.mkdir(exist_ok=True)
+            with TemporaryDirectory(prefix=".partial-", dir=note.parent) as partial:
+                written = Path(partial) / note.name
+                written.write_text(str(samples.relative_to(self.root)))
+                written.replace(note)
+        except OSError as error:
+            # A root that can only be read serves as well, when all in it is there: ranks then look for themselves.
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
 
     def remembered(self) -> Path | None:
         """The samples' folder as `prepare` left it; None where it did not come by here, or the files have changed."""

@@ -1,5 +1,6 @@
 """data=hf_text: from files to micro-batches."""
 
+import errno
 import json
 import multiprocessing
 import time
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from src.data import tokenized
+from src.data import hf_text, tokenized
 from src.data.hf_text import HFText
 from src.data.tokenizer import load_tokenizer
 from tests.composing import run_in
@@ -259,6 +260,23 @@ def load_together(data, meeting):
 
     Path.replace = replace_together
     data.load(CPU, 0)
+
+
+def test_what_is_complete_serves_where_nothing_can_be_written(tmp_path, lines, tokenizer, monkeypatch):
+    data, train, _ = load(tokenizer, tmp_path, [lines])
+    [note] = (tmp_path / "root" / "notes").iterdir()
+    before = note.stat()
+    data.prepare()
+    assert (note.stat().st_ino, note.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns), "written again"
+    note.unlink()
+
+    def refuse(**given):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(hf_text, "TemporaryDirectory", refuse)
+    _, again, _ = load(tokenizer, tmp_path, [lines])
+    assert torch.equal(everything(again).inputs, everything(train).inputs)
+    assert not list((tmp_path / "root" / "notes").iterdir())
 
 
 def test_limit_keeps_the_first_samples_and_the_test_set(tmp_path, lines, tokenizer):
