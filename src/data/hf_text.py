@@ -80,6 +80,10 @@ class HFText(Data):
         found = []
         if self.files and self.name is not None:
             found.append("data=hf_text reads either data.files or data.name. Give one of the two.")
+        if self.name is not None and Path(self.name).expanduser().exists():  # whose content the name does not tell
+            found.append(
+                f"data.name={self.name} is here on the disk. Give data.files=[<its files>], whose changes are seen."
+            )
         if self.sequence_length < 2:
             found.append(f"data.sequence_length={self.sequence_length} predicts nothing; choose 2 or more.")
         if not 0 < self.test_share < 1:

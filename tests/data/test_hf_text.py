@@ -178,12 +178,16 @@ def test_text_files_are_cut_into_documents(tmp_path, tokenizer, unit, count):
 def test_a_data_set_by_name_is_read_through_datasets_and_asked_for_once(tmp_path, tokenizer, monkeypatch):
     import datasets
 
-    folder = tmp_path / "stored"  # what load_dataset takes for a name without a network
+    folder = tmp_path / "stored"  # stands for the hub's
     folder.mkdir()
     write_lines(folder / "train.jsonl", [{"text": text} for text in TEXTS])
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    read = datasets.load_dataset
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name, *_, **given: read({"org/stored": str(folder)}[name], **given)
+    )
     given = {"sequence_length": 64, "root": str(tmp_path / "root"), "packing": "none", "test_share": 0.1}
-    data = HFText(tokenizer, name=str(folder), **given)
+    data = HFText(tokenizer, name="org/stored", **given)
     data.prepare()
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked again"))
     data.prepare()

@@ -112,6 +112,12 @@ def test_a_data_set_that_is_nowhere_is_refused(tmp_path, tokenizer):
     assert not (tmp_path / "root").exists()
 
 
+def test_a_folder_given_as_a_name_is_refused_since_its_changes_would_go_unnoticed(tmp_path, tokenizer):
+    write_lines(tmp_path / "a.jsonl", [{"text": "x"}] * 4)
+    with pytest.raises(Refused, match=r"data.name=.* is here on the disk. Give data.files="):
+        HFText(tokenizer, 8, name=str(tmp_path), root=str(tmp_path / "root"))
+
+
 def test_packed_documents_are_refused_for_a_model_without_positions(tmp_path, tokenizer):
     command = [
         "model=gpt_tiny",
