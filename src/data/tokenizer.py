@@ -62,6 +62,7 @@ def frame(tokenizer: Any) -> Frame:
 
 def fingerprint(tokenizer: Any) -> str:
     """The same for tokenizers that make the same tokens of a text, wherever their files lie."""
+    around = frame(tokenizer)  # before its state is taken: its first use resets truncation and padding
     digest = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=16)
-    digest.update(repr(frame(tokenizer)).encode())
+    digest.update(repr(around).encode())
     return digest.hexdigest()
