@@ -1,15 +1,13 @@
 """Fetching files once, however many processes ask, and all or nothing."""
 
 import http.client
-import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
+from src.data.once import leave_no_trace, unfinished
 from src.errors import Refused
 
 LOCK = ".download.lock"
@@ -32,28 +30,19 @@ def download_once(
         with FileLock(root / LOCK):
             if is_complete():
                 return  # another process was first
-            for stale in root.glob(".partial-*"):  # of a process that was killed
-                shutil.rmtree(stale)
             print(f"downloading {name} into {root}", file=sys.stderr)
-            with TemporaryDirectory(prefix=".partial-", dir=root) as partial:
-                download(Path(partial))
-                publish(Path(partial), root)
+            with unfinished(root, root.name) as partial:
+                download(partial)
+                publish(partial, root)
     # RuntimeError: torchvision's, when every mirror failed. URLError is an OSError.
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        leave_no_trace(root, made)
+        if root in made:
+            (root / LOCK).unlink(missing_ok=True)
+        leave_no_trace(made)
         reason = (str(error).splitlines() or [type(error).__name__])[-1]
         raise Refused(f"data={name} is not in {root} and can't be downloaded ({reason}). {by_hand}") from error
     if not is_complete():
         raise Refused(f"data={name} is not whole after its download into {root}. {by_hand}")
-
-
-def leave_no_trace(root: Path, made: list[Path]) -> None:
-    """Remove the folders that were made for a download that failed, deepest first, unless something is in them."""
-    if root in made:
-        (root / LOCK).unlink(missing_ok=True)
-    with suppress(OSError):  # not empty: another process is at work there
-        for folder in made:
-            folder.rmdir()
 
 
 def publish(partial: Path, root: Path) -> None:

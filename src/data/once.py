@@ -1,14 +1,15 @@
 """Folders that are made once, whole or not at all, however many processes ask for them."""
 
 import errno
+import glob
+import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from filelock import FileLock
-
-from src.data.download import leave_no_trace
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
@@ -25,18 +26,30 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         with FileLock(lock):
             if folder.is_dir():
                 return  # another process was first
-            for stale in folder.parent.glob(f".partial-{folder.name}-*"):  # of a process that was killed
-                shutil.rmtree(stale)
-            with TemporaryDirectory(prefix=f".partial-{folder.name}-", dir=folder.parent) as partial:
-                filled = Path(partial) / "filled"
+            with unfinished(folder.parent, folder.name) as partial:
+                filled = partial / "filled"
                 filled.mkdir()  # of its own, since a temporary folder is private to its user
                 make(filled)
                 publish(filled, folder)
     except BaseException:
         if made:
             lock.unlink(missing_ok=True)
-        leave_no_trace(folder.parent, made)
+        leave_no_trace(made)
         raise
+
+
+@contextmanager
+def unfinished(parent: Path, name: str) -> Iterator[Path]:
+    """An empty folder in `parent` for what is to be `name`, gone after the block. For who holds the lock of `name`.
+
+    What a killed process of this machine left is swept up. Another machine that shares the disk may be at work, since
+    locks of shared disks can't be relied on: its folder stays.
+    """
+    prefix = f".partial-{name}+{platform.node()}+"  # no host name has a plus
+    for stale in parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(stale)
+    with TemporaryDirectory(prefix=prefix, dir=parent) as partial:
+        yield Path(partial)
 
 
 def publish(filled: Path, folder: Path) -> None:
@@ -46,3 +59,10 @@ def publish(filled: Path, folder: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+
+
+def leave_no_trace(made: list[Path]) -> None:
+    """Remove the folders that were made for what failed, deepest first, unless something is in them."""
+    with suppress(OSError):  # not empty: another process is at work there
+        for folder in made:
+            folder.rmdir()

@@ -2,11 +2,13 @@
 
 import multiprocessing
 import os
+import platform
 import signal
+from contextlib import ExitStack
 
 import pytest
 
-from src.data.once import make_once
+from src.data.once import make_once, unfinished
 
 
 def write_half_and_die(folder):
@@ -26,6 +28,18 @@ def test_what_a_killed_process_left_is_swept_up_and_made_anew(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["whole"]
     assert not list(folder.parent.glob(".partial-*"))
     make_once(folder, lambda empty: pytest.fail("it is there"))
+
+
+def test_what_another_machine_or_another_folder_is_making_stays(tmp_path, monkeypatch):
+    with ExitStack() as others:  # still at work
+        for host, name in [("other", "made"), ("this-2", "made"), ("this", "made-too")]:
+            monkeypatch.setattr(platform, "node", lambda host=host: host)
+            others.enter_context(unfinished(tmp_path, name))
+        monkeypatch.setattr(platform, "node", lambda: "this")
+        live = set(tmp_path.iterdir())
+        assert len(live) == 3
+        make_once(tmp_path / "made", lambda empty: (empty / "whole").touch())
+        assert live <= set(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
