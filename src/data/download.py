@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from src.data.once import leave_no_trace, unfinished
 from src.errors import Refused
+from src.once import leave_no_trace, unfinished
 
 LOCK = ".download.lock"
 

@@ -18,13 +18,13 @@ from src.batch import MicroBatch
 from src.data import packing as arithmetic
 from src.data.base import Data, Source
 from src.data.documents import Keys, TextUnit, count_documents, find_files, hub_documents, read_files
-from src.data.once import make_once
 from src.data.packed import DocumentsSource, RowWindowsSource
 from src.data.packing import Samples
 from src.data.tokenized import Documents, Tokens, tokenize, tokenize_apart
 from src.data.tokenizer import fingerprint, load_tokenizer
 from src.data.tokens import example_tokens
 from src.errors import Refused, in_words
+from src.once import make_once
 
 log = logging.getLogger(__name__)
 

@@ -7,21 +7,21 @@ of Python's standard library.
 import ast
 import json
 import os
-import shutil
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from src.errors import Refused
+from src.errors import Refused, in_words
 from src.models.hf_causal_lm import HFCausalLM
 from src.models.hf_export import save
 from src.models.hf_folder import configuration
+from src.once import make_once
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -63,24 +63,19 @@ class TinyLlama(HFCausalLM):
 
 def make(folder: Path) -> None:
     """The folder, whole or not at all; what is there already stays as it is. Refused where it can't be written."""
-    if (folder / "config.json").exists():
-        return
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        make_once(folder, partial(fill, folder))
     except OSError as error:
-        raise Refused(f"model.name={folder} can't be made: {error.strerror}. Choose a folder to write in.") from error
-    try:
-        documents = list(islice(docstrings(Path(sysconfig.get_paths()["stdlib"])), DOCUMENTS))
-        (beside / "documents.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-        write_tokenizer(documents, beside)
-        write_weights(beside)
-        beside.chmod(0o755)
-        if not (folder / "config.json").exists():  # else another run has made it meanwhile
-            beside.rename(folder)
-            print(f"made {folder}: a two-layer Llama, its tokenizer, {len(documents)} documents", file=sys.stderr)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        raise Refused(f"model.name={folder} can't be made: {in_words(error)}. Choose a folder to write in.") from error
+
+
+def fill(folder: Path, empty: Path) -> None:
+    """Write what is to be `folder` into an empty one."""
+    documents = list(islice(docstrings(Path(sysconfig.get_paths()["stdlib"])), DOCUMENTS))
+    (empty / "documents.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    write_tokenizer(documents, empty)
+    write_weights(empty)
+    print(f"made {folder}: a two-layer Llama, its tokenizer, {len(documents)} documents", file=sys.stderr)
 
 
 def docstrings(root: Path) -> Iterator[str]:

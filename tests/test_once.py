@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from src.data.once import make_once, unfinished
+from src.once import make_once, unfinished
 
 
 def write_half_and_die(folder):
