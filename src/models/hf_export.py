@@ -1,6 +1,7 @@
-"""A folder that `from_pretrained` loads: configuration, weights under Hugging Face's names, tokenizer."""
+"""A folder that `from_pretrained` loads: configuration, weights under Hugging Face's names, tokenizer, generation."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from src.models.hf_causal_lm import HFCausalLM
 
+#: How the model is to be sampled from, which is not told by its configuration: end tokens, temperature.
+GENERATION = "generation_config.json"
+
 log = logging.getLogger(__name__)
 
 
@@ -27,6 +31,9 @@ def write(model: "HFCausalLM", folder: Path, weights: dict[str, Tensor]) -> None
     merge(inner)
     save(inner, folder)
     source = model.folder()
+    if source is not None and (source / GENERATION).is_file():
+        # Copied: whatever it says, this version of transformers loses nothing of it.
+        shutil.copyfile(source / GENERATION, folder / GENERATION)
     if source is None or not has_tokenizer(source):
         log.info("%s has no tokenizer, so none was written", model.called())
         return

@@ -1,5 +1,6 @@
 """model=hf_causal_lm in one process: names, values, masks of packed documents, freezing, adapters, export."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,16 @@ def test_an_export_loads_with_the_same_logits(tmp_path: Path, rank: int | None, 
         after = loaded(tmp_path / "out")(tokens()).logits
     # Merged, an adapter's part is added to the weights before, not after, the product with the input.
     torch.testing.assert_close(after, before, rtol=0, atol=0 if rank is None else 1e-5)
+
+
+def test_an_export_generates_as_the_source_does(tmp_path: Path) -> None:
+    folder, out = saved(tmp_path / "llama"), tmp_path / "out"
+    model = made(str(folder))
+    said = {"eos_token_id": [1, 7], "do_sample": True, "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    model.write_folder(out, {name: tensor.detach() for name, tensor in model.state_dict().items()})
+    generation = loaded(out).generation_config
+    assert {key: getattr(generation, key) for key in said} == said
 
 
 def test_layers_can_be_recomputed_with_the_same_gradients() -> None:
