@@ -147,7 +147,6 @@ def text_documents(path: Path, keys: Keys) -> Iterator[Document]:
     except UnicodeDecodeError as error:
         line_start = raw.rfind(b"\n", 0, error.start) + 1
         line = raw.count(b"\n", 0, line_start) + 1
-        line = raw.count(b"\n", 0, line_start) + 1
         decode(raw[line_start:], f"{path}, line {line},")
     text = decode(raw, str(path))
     if keys.text_unit == "file":
