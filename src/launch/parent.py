@@ -109,8 +109,8 @@ def follow() -> None:
     store = meet()
     if ranks.world_rank == 0:
         store.set(GIVEN, agents_store().get(GIVEN).decode())
-    # In looks, since a store gives up after a while, and rank 0 may have a model to fetch and text to tokenise. Where it
-    # has died, torchrun ends who waits.
+    # In looks, since a store gives up after a while, and rank 0 may have a model to fetch and text to tokenise. Where
+    # that one has died, torchrun ends who waits.
     while not store.check([GIVEN]):
         time.sleep(LOOK_SECONDS)
     given = json.loads(store.get(GIVEN))
