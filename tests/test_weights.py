@@ -66,6 +66,6 @@ def filled_while_rank_0_reads(world: Any, timeout_seconds: float, read_seconds: 
 
 
 def test_reading_may_take_longer_than_a_collective(pool: Pool) -> None:
-    for first, second in pool.run(2, filled_while_rank_0_reads, 1.0, 3.0):
+    for first, second in pool.run(2, filled_while_rank_0_reads, 1.5, 2.5):
         assert torch.equal(first, ONES)
         assert torch.equal(second, 2 * ONES)
