@@ -221,7 +221,8 @@ def test_a_folder_that_the_system_will_not_make_is_refused(tmp_path: Path) -> No
     outcome = serve(tmp_path, "hydra.run.dir=/proc/nowhere/x")
     assert outcome.is_refusal(), outcome.text
     assert outcome.problems == [
-        "hydra.run.dir=/proc/nowhere/x can't be written: No such file or directory in /proc. Make room, or choose another."
+        "hydra.run.dir=/proc/nowhere/x can't be written: No such file or directory in /proc. Make room, or choose"
+        " another."
     ]
 
 
