@@ -32,6 +32,7 @@ from src.world import World
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PARENT_LOOKS_SECONDS = 1.0  # where the kernel does not tell of the parent's end
+GONE_SECONDS = 1.0  # where nobody reaps orphans, as in some containers, they stay for good
 LAST_BYTES = 4096  # of what the maker wrote to stderr, for its last line
 
 
@@ -56,7 +57,17 @@ def forecasting(config: dict[str, Any], run_dir: Path, device_type: str) -> Iter
             os.killpg(watcher.pid or 0, signal.SIGKILL)
         watcher.kill()
         watcher.join()
+        wait_for_group(watcher.pid or 0)
         (run_dir / LOCK).unlink(missing_ok=True)
+
+
+def wait_for_group(group: int) -> None:
+    """Until none of a group of killed processes is left, which the kernel may take a moment for."""
+    end = time.monotonic() + GONE_SECONDS
+    with suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end:
+            os.killpg(group, 0)
+            time.sleep(0.01)
 
 
 def watch_over(config: dict[str, Any], run_dir: Path, device_type: str, launcher: int) -> None:

@@ -11,7 +11,7 @@ from src.tracking.base import RunInfo
 from src.tracking.wandb import WandbTracker
 from src.world import World
 from tests.command import metrics, summary, train
-from tests.tracking.wandb_runs import TINY, home, processes_in
+from tests.tracking.wandb_runs import TINY, home, wait_until_gone
 from tests.tracking.wandb_server import wandb_server
 from tests.workers import Pool
 
@@ -36,7 +36,7 @@ def test_with_a_key_the_run_goes_online_whole_and_is_closed_with_the_exit_code(t
     assert outcome.stdout.splitlines()[-1].strip() == f"{server.url}/someone/mine/runs/{told['name']}"
     assert KEY not in outcome.text
     assert not any(KEY in path.read_text(errors="replace") for path in run_dir.rglob("*") if path.is_file())
-    assert processes_in(tmp_path) == []
+    assert wait_until_gone(tmp_path, 5) == []  # of what is killed at the end the kernel may need a moment
 
 
 def test_a_server_that_stops_answering_does_not_hold_the_run_up(tmp_path: Path, pool: Pool) -> None:
