@@ -131,8 +131,8 @@ def _compression_problems(setting: Setting, supports: Support, arguments: dict[s
 
 def _model_problems(setting: Setting, strategy: type[Strategy], config: dict[str, Any]) -> list[str]:
     """The model's structure against what the strategy asks of it; built without memory, and only where it asks."""
-    carries = strategy.supports.model_carries
-    if not carries:
+    carries, compressor = strategy.supports.model_carries, setting.compressor
+    if not carries and (compressor is None or compressor.most_values is None):
         return []
     try:
         model = on_meta(config["model"])

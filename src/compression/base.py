@@ -53,13 +53,14 @@ class Compression(ABC):
     bears_loss_scale: whether gradients may come multiplied by a loss scale that changes, and may overflow.
     keeps: what stays on a rank from step to step, in words; None: nothing does. Then it must see the same buckets at
     every step and after a resume. collective: which one carries most of what is sent. holds: what memory it takes, in
-    words.
+    words. most_values: of a bucket that it can number; None: of any.
     """
 
     bears_loss_scale: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
     collective: ClassVar[str] = "all_reduce"
     holds: ClassVar[str]
+    most_values: ClassVar[int | None] = None
     warmup_steps: int = 0
     error_feedback: bool = True  # of those that keep errors
     ranks: Ranks = Ranks(1)

@@ -14,7 +14,6 @@ from src.compression.selection import ImaginedSampled, Sampled, count_of, larges
 from src.footprint import FP32_BYTES
 
 INT64_BYTES = 8
-MOST_VALUES = 2**31 - 1  # that an int32 can number
 SELECTIONS = ("exact", "sampled")
 
 
@@ -27,6 +26,7 @@ class TopK(Compression):
     keeps = "what was not sent"
     collective = "all_gather"
     holds = "residuals, magnitudes, values and indices"
+    most_values = 2**31 - 1  # that an int32 can number
     sampler: type[Sampled] = Sampled
 
     def __init__(
@@ -91,11 +91,7 @@ class TopK(Compression):
     def share(self, bucket: Bucket) -> tuple[Tensor, "Payload"]:
         """What this rank sends of a bucket, packed; the rest is kept, where it is kept. Spoils the bucket's buffer."""
         buffer = bucket.buffer()
-        if buffer.numel() > MOST_VALUES:
-            raise ValueError(
-                f"a bucket holds {buffer.numel()} gradients, and {INDEX_BYTES} bytes count to {MOST_VALUES}. Lower"
-                " strategy.bucket_cap_mb, or use compression=powersgd."
-            )
+        assert buffer.numel() <= self.most_values, "refused by src/strategies/ddp_hook.py"
         if self.error_feedback:
             # In shares of the mean, not of the sum: the number of ranks may be another after a resume.
             values = self.residuals.of(bucket.index(), buffer, bucket.parameters())

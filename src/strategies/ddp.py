@@ -21,7 +21,7 @@ from src.parallel.batchnorm import synchronize_batchnorm
 from src.strategies.autograd import AutogradStrategy, average_buffers, whole_weights
 from src.strategies.base import BuildSpec, Setting, Support
 from src.strategies.compressed_footprint import compressed
-from src.strategies.ddp_hook import Hook, exchange_alone, hook_problems
+from src.strategies.ddp_hook import Hook, bucket_problems, exchange_alone, hook_problems
 from src.strategies.footprint import Shares, gradients_as_they_come, states
 from src.strategies.run_state import RankState, State
 
@@ -74,6 +74,10 @@ class DDP(AutogradStrategy):
         if bucket_cap_mb <= 0:
             found.append(f"strategy.bucket_cap_mb={bucket_cap_mb} holds no gradient; choose more than 0.")
         return found
+
+    @classmethod
+    def model_problems(cls, model: nn.Module, setting: Setting) -> list[str]:
+        return bucket_problems(model, setting)
 
     @classmethod
     def footprint(cls, sizes: ModelSizes, setting: Setting, world_rank: int = 0) -> Footprint:

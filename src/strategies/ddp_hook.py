@@ -1,15 +1,18 @@
 """A compressor as DistributedDataParallel's communication hook."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from src.compression.base import Answer, Bucket, Compression, Ranks
 from src.compression.residuals import parameter_names
+from src.footprint import FP32_BYTES
 from src.strategies.base import Axis, Setting
+
+MIB = 2**20
 
 
 def hook_problems(setting: Setting) -> list[str]:
@@ -29,6 +32,37 @@ def hook_problems(setting: Setting) -> list[str]:
             f" torch throws away {keeps} of it. Use strategy.find_unused_parameters=false, and freeze what is unused."
         )
     return found
+
+
+def bucket_problems(model: nn.Module, setting: Setting) -> list[str]:
+    """Whether a bucket of the model's gradients holds more than the compressor can number."""
+    most = None if setting.compressor is None else setting.compressor.most_values
+    if most is None:
+        return []
+    assert setting.compressor is not None
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    cap = int(setting.arguments.get("bucket_cap_mb", 25) * MIB)
+    largest = max(bucket_sizes(sizes[::-1], cap), default=0)  # in backward's order, as `Hook.arrange` makes it
+    if largest <= most:
+        return []
+    others = "a compression without indices (powersgd, fp16, bf16)"
+    lower = "" if max(sizes) > most else f"Lower strategy.bucket_cap_mb={cap / MIB:g}, or use "
+    return [
+        f"compression={setting.compressor.option()} numbers up to {most:,} gradients of a bucket, and one holds"
+        f" {largest:,}. {lower or 'Use '}{others}."
+    ]
+
+
+def bucket_sizes(sizes: Sequence[int], cap: int) -> Iterator[int]:
+    """Gradients of each bucket, of parameters of such `sizes`. cap: bytes; the gradient that reaches it is the last."""
+    held = 0
+    for size in sizes:
+        held += size
+        if held * FP32_BYTES >= cap:
+            yield held
+            held = 0
+    if held:
+        yield held
 
 
 class Hook:

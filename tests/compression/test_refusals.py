@@ -31,6 +31,10 @@ REFUSED = {
     "compression=topk strategy.find_unused_parameters=true": "find_unused_parameters=true with compression=topk",
     "compression=topk precision=fp16": "Use precision=bf16, or a compression that keeps nothing.",
     "compression=powersgd precision=fp16": "compression=powersgd keeps what the products miss",
+    # 46,342 x 46,342 weights are more than 2^31 - 1; the last layer and their bias come before them in their bucket.
+    # Two of 40,000 x 40,000 are less each, and more in one bucket.
+    "compression=topk model=mlp model.hidden=[46342,46342]": "one holds 2,148,090,736. Use a compression",
+    "compression=topk model=mlp model.hidden=[40000,40000,40000] strategy.bucket_cap_mb=9000": "Lower strategy.bucket",
     "compression=fp16 compression._target_=collections.OrderedDict": "is no Compression; see src/compression/base.py.",
 }
 ACCEPTED = [
@@ -40,6 +44,8 @@ ACCEPTED = [
     "compression=bf16 strategy.static_graph=true",
     "compression=fp16 strategy.find_unused_parameters=true",
     "compression=powersgd compression.warmup_steps=2",
+    "compression=powersgd model=mlp model.hidden=[46342,46342]",
+    "compression=topk model=mlp model.hidden=[40000,40000,40000]",
     "compression=none strategy=fsdp",
 ]
 
