@@ -206,7 +206,8 @@ class Strategy(HasFootprint, ABC):
     def synchronization_alone(self, num_microbatches: int) -> Callable[[], None]:
         """What `supports.omits` names, of a step of so many micro-batches, to be called with nothing beside it.
 
-        After the first step. The call is collective and may be repeated; its buffers are made here.
+        After the first step. Collective, as the call is: all that is made only once, as buffers are, is made here. What
+        the call leaves in them is not what it was given, so it is timed once.
         """
         raise NotImplementedError(f"{type(self).__name__} declares in its Support that it omits nothing")
 

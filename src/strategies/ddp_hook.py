@@ -111,15 +111,24 @@ def answer_bucket(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 
 def exchange_alone(compression: Compression, zeros: Sequence[Bucket]) -> Callable[[], None]:
-    """What a step's exchanges take with nothing beside them, to be called again and again.
+    """What a step's exchanges take with nothing beside them, to be timed once. Collective.
 
-    zeros: buckets of the reducer's, whose gradients are filled with noise: nothing stands out among zeros.
+    compression: begun. zeros: buckets of the reducer's, whose gradients are filled with noise: nothing stands out among
+    zeros. A first exchange, for residuals, thresholds and Q, which are made once, is over when this returns.
     """
-    for bucket in zeros:
-        bucket.buffer().normal_()
+    draws = torch.Generator(zeros[0].buffer().device).manual_seed(dist.get_rank())  # not the training's
+
+    def fill() -> None:
+        for bucket in zeros:
+            bucket.buffer().normal_(generator=draws)
 
     def exchange() -> None:
         for answer in [compression.exchange(bucket) for bucket in zeros]:  # under way at once, as DDP's
             answer.wait()
 
+    fill()
+    exchange()
+    # From one step of a run to the next sums change little. Noise on top of noise would not fit the threshold.
+    compression.residuals.put_back({})
+    fill()
     return exchange
