@@ -125,14 +125,13 @@ class PowerSGD(Compression):
         if self.error_feedback:
             state.error_dict[index] = self.residuals.of(index, bucket.buffer(), parameters)
         name = self.residuals.names[parameters[0]]
-        sizes = [self.thin(parameter.shape) for parameter in parameters]
-        memories = ("p", state.p_memory_dict), ("q", state.q_memory_dict)
-        for place, (kind, memory) in enumerate(memories):
-            memory.pop(index, None)
-            factor = self.factors[kind].get(name)
-            # Of a run with other arguments they would not fit; the hook draws Q anew then.
-            if factor is not None and factor.numel() == sum(size[place] for size in sizes):
-                memory[index] = factor
+        state.p_memory_dict.pop(index, None)
+        state.q_memory_dict.pop(index, None)
+        p, q = self.factors["p"].get(name), self.factors["q"].get(name)
+        rows, columns = (sum(sizes) for sizes in zip(*[self.thin(each.shape) for each in parameters], strict=True))
+        # Of a run with other arguments they would not fit. The hook draws Q anew where there is no P, and asks no more.
+        if p is not None and q is not None and (p.numel(), q.numel()) == (rows, columns):
+            state.p_memory_dict[index], state.q_memory_dict[index] = p, q
 
     def take_back(self, bucket: Bucket) -> None:
         """Keep what the hook has made of it."""

@@ -36,6 +36,29 @@ def test_products_of_another_rank_are_drawn_anew(alone_in_the_world: None, befor
     assert sizes == {"p.weight": 8 * after, "q.weight": 16 * after}
 
 
+class PairBucket(LoneBucket):
+    """A bucket of two parameters."""
+
+    def __init__(self, first: Tensor, second: Tensor, gradient: Tensor) -> None:
+        super().__init__(first, gradient)
+        self.second = second
+
+    def parameters(self) -> list[Tensor]:
+        return [self.parameter, self.second]
+
+
+def test_products_of_which_one_fits_by_chance_are_both_drawn_anew(alone_in_the_world: None) -> None:
+    # 8x16 alone by rank 2: P of 16, Q of 32. By rank 1 in a bucket with 8x32: P of 8 + 8, but Q of 16 + 32.
+    first, second = torch.zeros(8, 16), torch.zeros(8, 32)
+    old = after_steps(alone(PowerSGD(2, warmup_steps=2), first), first, 4)
+    new = PowerSGD(1, warmup_steps=2)
+    new.begin(Ranks(1), {first: "weight", second: "other"})
+    new.go_on_from([old.tensors()], True, old.plain())
+    new.exchange(PairBucket(first, second, torch.randn(8 * 48))).wait()
+    sizes = {name: tensor.numel() for name, tensor in new.tensors().items() if name[:2] in ("p.", "q.")}
+    assert sizes == {"p.weight": 16, "q.weight": 48}
+
+
 def test_products_of_the_host_need_no_gpu(alone_in_the_world: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def wait(device: Any = None) -> None:
         raise AssertionError(f"a wait for {device}")
