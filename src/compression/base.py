@@ -90,6 +90,7 @@ class Compression(ABC):
         self.ranks = ranks
         self.residuals = Residuals(names)
         self.ledger = Ledger()
+        self.memory = Memory(Ledger(), {})
 
     def exchange(self, bucket: Bucket) -> Answer:
         """The mean over the ranks of `bucket`'s gradients, in its own buffer. Collective; buckets come in order."""
@@ -167,8 +168,9 @@ class Compression(ABC):
                 self.ledger.steps = 0  # its own warm-up is still to come
 
     def remember(self) -> None:
-        """Before a step that may be discarded."""
-        self.memory = Memory(self.ledger.copy(), {key: tensor.clone() for key, tensor in self.tensors().items()})
+        """Before a step that may be discarded. Takes as much memory as `tensors`, from the first call on."""
+        kept = {key: clone_into(self.memory.tensors.get(key), tensor) for key, tensor in self.tensors().items()}
+        self.memory = Memory(self.ledger.copy(), kept)
 
     def discard(self) -> None:
         """The step did not count: everything is as `remember` met it, the ledger included."""
@@ -194,6 +196,11 @@ class Compression(ABC):
     def imagined(self) -> "Compression":
         """What stands for this one, not begun, where gradients have no values (src/plan/trace.py)."""
         return self.past_warm_up()
+
+
+def clone_into(old: Tensor | None, tensor: Tensor) -> Tensor:
+    """A clone of `tensor`, in the place of an older one of its shape: both at once would take twice the memory."""
+    return tensor.clone() if old is None or old.shape != tensor.shape else old.copy_(tensor)
 
 
 def named(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

@@ -84,6 +84,22 @@ def test_another_compressors_steps_are_no_warm_up() -> None:
     assert same.dense_steps_left() == 0
 
 
+@pytest.mark.parametrize("compression", [TopK(0.1), PowerSGD(warmup_steps=2)], ids=["topk", "powersgd"])
+def test_a_step_is_remembered_in_the_place_of_the_one_before(
+    alone_in_the_world: None, compression: Compression
+) -> None:
+    parameter = torch.zeros(8, 16)
+    after_steps(alone(compression, parameter), parameter, 3).remember()
+    places = {name: tensor.data_ptr() for name, tensor in compression.memory.tensors.items()}
+    expected = {name: tensor.clone() for name, tensor in after_steps(compression, parameter, 1).tensors().items()}
+    compression.remember()
+    assert places == {name: tensor.data_ptr() for name, tensor in compression.memory.tensors.items()}
+    after_steps(compression, parameter, 2)
+    compression.discard()
+    for name, tensor in compression.tensors().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 def test_without_feedback_nothing_that_was_owed_is_carried_on(alone_in_the_world: None) -> None:
     parameter = torch.zeros(8, 16)
     owing = after_steps(alone(TopK(0.1), parameter), parameter, 1)
