@@ -55,10 +55,16 @@ class TopK(Compression):
 
     def announcement(self) -> str:
         most = break_even_density(self.ranks.size)
-        return (
+        line = (
             f"compression: the largest {self.ratio:g} of each bucket; from {most:.3g} on {self.ranks.size} rank(s)"
             " would send more than without compression"
         )
+        if self.selection == "sampled" and any(parameter.device.type == "cuda" for parameter in self.residuals.names):
+            line += (
+                ". compression.selection=sampled is made for CPUs: it waits for the GPU several times a bucket, and"
+                " compression.selection=exact never does"
+            )
+        return line
 
     def needs(self, shapes: Shapes, ranks: int) -> Needs:
         numel = elements(shapes)

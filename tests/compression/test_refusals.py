@@ -4,10 +4,13 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hydra.errors import HydraException
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from src.checks.keys import locate
+from src.compression.base import Ranks
 from src.compression.ledger import all_gather_bytes, all_reduce_bytes, break_even_density
 from src.compression.powersgd import PowerSGD
 from src.compression.topk import TopK
@@ -110,6 +113,17 @@ def test_a_run_tells_what_it_sent_in_every_place(tmp_path):
     # A ratio of 0.01 between two ranks sends 0.01 x 8 where dense sends 4: a fiftieth.
     assert told["sent_bytes"] / told["dense_bytes"] == pytest.approx(0.02, rel=0.02)
     assert all(record["residual_norm"] > 0 for record in records)
+
+
+@pytest.mark.parametrize(
+    ("selection", "device", "is_told"), [("sampled", "cuda", True), ("exact", "cuda", False), ("sampled", "cpu", False)]
+)
+def test_a_choice_that_waits_for_a_gpu_is_told(selection: str, device: str, is_told: bool) -> None:
+    with FakeTensorMode():  # a GPU's parameter, where there is none
+        parameter = torch.empty(3, device=device)
+    topk = TopK(selection=selection)
+    topk.begin(Ranks(2), {parameter: "weight"})
+    assert ("waits for the GPU" in topk.announcement()) == is_told
 
 
 def test_shipped_options_say_every_argument():
