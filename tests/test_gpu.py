@@ -18,23 +18,62 @@ COMBINATIONS = [
     ("fsdp1", "zero3", "none"),
     ("deepspeed", "zero2", "none"),
 ]
+#: What keeps something refuses fp16's loss scale.
+COMPRESSIONS = [
+    "compression=topk",
+    "compression=topk precision=bf16",
+    "compression=topk trainer.activation_checkpointing=full",
+    "compression=powersgd compression.warmup_steps=2",
+    "compression=fp16",
+    "compression=fp16 precision=fp16",
+]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(("strategy", "sharding", "offload"), COMBINATIONS)
 def test_a_gpu_learns_what_a_cpu_does(tmp_path, strategy, sharding, offload, precision):
-    for folder in ("cpu", "gpu"):
-        (tmp_path / folder).mkdir()
-    common = ["trainer.max_steps=3", "optimizer=sgd", "data.limit=64", "trainer.micro_batch_size=16"]
-    reference = train(tmp_path / "cpu", *QUICK, "launch.nproc=1", "strategy=single", *common)
-    result = train(
-        tmp_path / "gpu", *ON_GPU, f"strategy={strategy}", f"sharding={sharding}", f"sharding.offload={offload}",
-        f"precision={precision}", *common,
-    )  # fmt: skip
-    assert result.code == 0, result.text
+    words = [f"strategy={strategy}", f"sharding={sharding}", f"sharding.offload={offload}", f"precision={precision}"]
+    losses = losses_on_both(tmp_path, ["strategy=single"], words, steps=3)
     # Kernels of another device round elsewhere: the 16-bit bar for all.
-    losses = [[record["loss"] for record in metrics(outcome.run_dir())] for outcome in (result, reference)]
-    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+    assert losses["gpu"] == pytest.approx(losses["cpu"], rel=2e-2)
+
+
+@pytest.mark.parametrize("words", COMPRESSIONS)
+def test_a_gpu_compresses_as_a_cpu_does(tmp_path, words):
+    common = ["strategy=ddp", *words.split()]
+    # Of the five losses, the last two or more are of weights that compressed gradients have changed.
+    losses = losses_on_both(tmp_path, common, common, steps=5)
+    assert losses["gpu"] == pytest.approx(losses["cpu"], rel=2e-2)
+
+
+def losses_on_both(folder, on_cpu, on_gpu, steps):
+    """By device, of one rank each."""
+    common = [f"trainer.max_steps={steps}", "optimizer=sgd", "data.limit=80", "trainer.micro_batch_size=16"]
+    found = {}
+    for device, words in {"cpu": [*QUICK, "launch.nproc=1", *on_cpu], "gpu": [*ON_GPU, *on_gpu]}.items():
+        (folder / device).mkdir()
+        outcome = train(folder / device, *words, *common)
+        assert outcome.code == 0, outcome.text
+        found[device] = [record["loss"] for record in metrics(outcome.run_dir())]
+    assert all(len(losses) == steps for losses in found.values())
+    return found
+
+
+def test_exact_top_k_never_waits_for_the_device():
+    from src.compression.base import Ranks
+    from src.compression.topk import TopK
+    from tests.compression.building import LoneBucket
+
+    parameter = torch.zeros(1000, 100, device="cuda")
+    topk = TopK(0.01)
+    topk.begin(Ranks(1), {parameter: "weight"})
+    gradients = torch.randn(3, 100_000, device="cuda")
+    try:
+        for step, gradient in enumerate(gradients):
+            torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step sets kernels up
+            topk.share(LoneBucket(parameter, gradient))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_an_unlogged_step_never_waits_for_the_device():

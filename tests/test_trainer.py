@@ -24,12 +24,18 @@ NAN_IN_STEP_3 = [
 ]
 
 
-def test_a_skipped_step_changes_nothing_and_its_loss_is_not_called_zero(pool: Pool, tmp_path: Path) -> None:
-    result = run_in(pool, 2, tmp_path / "run", *NAN_IN_STEP_3, "trainer.on_nonfinite=skip")
+@pytest.mark.parametrize("compression", ["none", "topk"])
+def test_a_skipped_step_changes_nothing_and_its_loss_is_not_called_zero(
+    pool: Pool, tmp_path: Path, compression: str
+) -> None:
+    words = [*NAN_IN_STEP_3, "trainer.on_nonfinite=skip", f"compression={compression}"]
+    result = run_in(pool, 2, tmp_path / "run", *words)
     losses = result.series("loss")
     assert [number + 1 for number, loss in enumerate(losses) if loss is None] == [3]
     assert result.train[2]["non_finite"] == {"loss": "nan"}
     assert result.series("skipped_steps") == [0, 0, 1, 1, 1, 1]
+    # What was not a number is not kept for the next step either.
+    assert compression == "none" or all(norm > 0 for norm in result.series("residual_norm"))
     # Five of the six steps count in the epoch's mean: all of one size.
     [epoch] = result.epochs
     assert epoch["loss"] == pytest.approx(sum(loss for loss in losses if loss is not None) / 5, rel=1e-5)
