@@ -84,6 +84,12 @@ def sentences(rows: Sequence[Row], conditions: str) -> list[str]:
     return found
 
 
+def too_slow(rows: Sequence[Row]) -> list[Row]:
+    """Those that miss the bar."""
+    held = [row for row in rows if row.variant.startswith("Top-K") and row.link == BAR_LINK]
+    return [row for row in held if ratio(rows, row) > BAR]
+
+
 def table(rows: Sequence[Row]) -> Any:
     """A variant a line: seconds and share of dense by link, bytes by interface and ledger, loss."""
     from rich.table import Table

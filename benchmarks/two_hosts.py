@@ -23,6 +23,7 @@ QUEUE_MILLISECONDS = 50  # what a full queue before the cable holds, as a router
 BURST_SECONDS = 0.01  # what may pass at once after a silence; below 64 KiB the kernel would split TCP's packets
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 3.0
+KILL_SECONDS = 10.0  # that SIGKILL may take
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,9 @@ class TwoHosts:
         """
         end = time.monotonic() + timeout
         started: dict[str, subprocess.Popen[bytes]] = {}
-        for name, command, log in zip(self.names, commands, logs, strict=True):
-            with log.open("wb") as output:
-                # A session of its own: a Ctrl-C at the terminal reaches only this process, which then ends all. Where
-                # this process is killed, the kernel ends them.
-                inside = ["setpriv", "--pdeathsig", "TERM", "ip", "netns", "exec", name]
-                started[name] = subprocess.Popen(
-                    [*inside, *command], cwd=cwd, env=env, stdin=subprocess.DEVNULL,
-                    stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
         try:
+            for name, command, log in zip(self.names, commands, logs, strict=True):
+                started[name] = _start(name, command, log, cwd, env)
             _wait_for_all(started, end)
         except HostFailed as failed:
             raise HostFailed(f"{failed}\n{_last_words(logs)}") from None
@@ -114,11 +108,26 @@ class TwoHosts:
                 process.terminate()  # one may be about to enter its namespace, and none is left in the other
             end_processes(*self.names)
             for process in started.values():
-                process.wait()
+                process.kill()  # none that is in a namespace is left
+                process.wait(GRACE_SECONDS)
 
 
 class HostFailed(Exception):  # noqa: N818 - an outcome, named like src.errors' others
     """A host's command failed; the message holds the last lines of both."""
+
+
+def _start(name: str, command: Sequence[str], log: Path, cwd: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """The command inside namespace `name`.
+
+    A session of its own: a Ctrl-C at the terminal reaches only this process, which then ends all. Where this process is
+    killed, the kernel ends them.
+    """
+    inside = ["setpriv", "--pdeathsig", "TERM", "ip", "netns", "exec", name]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*inside, *command], cwd=cwd, env=env, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
 
 
 def _wait_for_all(started: dict[str, subprocess.Popen[bytes]], end: float) -> None:
@@ -159,7 +168,10 @@ def remove(name: str) -> None:
 
 
 def end_processes(*names: str) -> None:
-    """SIGTERM, and after a grace SIGKILL, to each process in the namespaces; returns when none is left."""
+    """SIGTERM, and after a grace SIGKILL, to each process in the namespaces; returns when none is left.
+
+    Raises HostFailed where one outlives that by KILL_SECONDS, as in a disk's or a driver's wait.
+    """
     signal_number, patience = signal.SIGTERM, time.monotonic() + GRACE_SECONDS
     while processes := [process for name in names for process in _processes(name)]:
         for process in processes:
@@ -168,6 +180,8 @@ def end_processes(*names: str) -> None:
             except ProcessLookupError:
                 continue  # it ended while we looked
         time.sleep(0.1)
+        if time.monotonic() > patience + KILL_SECONDS:
+            raise HostFailed(f"processes {processes} of {' and '.join(names)} outlive SIGKILL. End them by hand.")
         if time.monotonic() > patience:
             signal_number = signal.SIGKILL
 

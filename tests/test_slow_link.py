@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import slow_link
+from benchmarks import slow_link, two_hosts
 from benchmarks.slow_link import LINKS, VARIANTS, Lengths, overrides, read_row, torchrun
 from benchmarks.slow_link_report import Row, draw, ratio, same_everywhere, sentences, table
 from benchmarks.two_hosts import ADDRESSES, INTERFACE, PREFIX, HostFailed, Link, TwoHosts, abandoned
@@ -134,6 +134,18 @@ def test_the_slowest_link_is_held_to_the_bar_and_the_others_are_reported_as_they
     assert "Top-K 1 % on unlimited: a step takes 2.500 of a dense one." in said
 
 
+@pytest.mark.parametrize(("seconds", "code"), [(1.2, 0), (1.3, 1)])  # of 8 s: 0.15 and 0.1625
+def test_a_missed_bar_fails_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, code: int
+) -> None:
+    rows = [ROWS[0], row("100 Mbit/s", "Top-K 1 %", seconds), *ROWS[2:]]  # faster links are held to none
+    monkeypatch.setattr(slow_link, "refuse_without_means", lambda: None)
+    monkeypatch.setattr(slow_link, "walk", lambda *_: rows)
+    monkeypatch.setattr(sys, "argv", ["slow_link.py", "--out", str(tmp_path)])
+    assert slow_link.main() == code
+    assert ("missed by Top-K 1 %" in capsys.readouterr().err) == bool(code)
+
+
 def test_the_table_has_a_line_a_variant_and_a_column_a_link() -> None:
     made = table(ROWS)
     assert made.row_count == 2
@@ -167,7 +179,27 @@ def test_without_root_one_line_says_so(
     assert not (tmp_path / "out").exists()
 
 
+def test_processes_that_nothing_ends_are_told_of_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(two_hosts, "_processes", lambda name: [12345])
+    monkeypatch.setattr(two_hosts, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(two_hosts, "KILL_SECONDS", 0.2)
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append(number))
+    with pytest.raises(HostFailed, match=r"\[12345\] of stuck outlive SIGKILL"):
+        two_hosts.end_processes("stuck")
+    assert set(sent) == {signal.SIGTERM, signal.SIGKILL}
+
+
 # --- real hosts ---
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_host_that_can_not_start_ends_the_one_that_has(tmp_path: Path) -> None:
+    logs = [tmp_path / "first.log", tmp_path / "missing" / "second.log"]
+    with TwoHosts(Link("unlimited", None)) as two:
+        with pytest.raises(FileNotFoundError):
+            two.run([["sleep", "600"], ["true"]], logs, tmp_path, dict(os.environ), 60)
+        assert not psutil.Process().children()
 
 
 @pytest.mark.usefixtures("hosts")
