@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from src.compression.base import Compression, Ranks
@@ -28,6 +29,16 @@ def test_a_model_that_recomputes_goes_on_doing_so(alone_in_the_world: None) -> N
     model = recompute_activations(linear_model(), "full")
     Hook(TopK()).register(DistributedDataParallel(model), Axis())
     assert isinstance(model.forward, Recomputed)
+
+
+def test_a_model_compiled_as_one_stays_so_and_is_not_compiled_for_this(alone_in_the_world: None) -> None:
+    def compiled(*inputs: Tensor) -> Tensor:
+        raise AssertionError("compiled for buckets that are only arranged")
+
+    model = linear_model()
+    model._compiled_call_impl = compiled  # as `Module.compile` leaves it
+    Hook(TopK()).register(DistributedDataParallel(model), Axis())
+    assert model._compiled_call_impl is compiled
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ from tests.workers import Pool
 SMALL = ["model=mlp", "model.hidden=[16]", "data.limit=256", "trainer.micro_batch_size=16", "trainer.max_steps=6"]
 
 
-@pytest.mark.parametrize("words", [["trainer.accumulate=2"], ["strategy=fsdp", "precision=bf16"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.accumulate=2"],
+        ["strategy=fsdp", "precision=bf16"],
+        ["compression=topk", "compression.selection=sampled"],
+    ],
+)
 def test_measuring_while_training_changes_no_number(pool: Pool, tmp_path: Path, words: list[str]) -> None:
     plain = run_in(pool, 2, tmp_path / "plain", *SMALL, *words)
     watched = run_in(pool, 2, tmp_path / "watched", *SMALL, *words, "trainer.profile_every=2")
@@ -29,6 +36,13 @@ def test_measuring_while_training_changes_no_number(pool: Pool, tmp_path: Path, 
         assert exposed is None or exposed > record["exposed_comm_noise_seconds"]
         assert fraction is None or 0 <= fraction <= 1
     assert metrics(tmp_path / "plain", "overlap") == []
+
+
+def test_a_compressors_warm_up_is_not_measured(pool: Pool, tmp_path: Path) -> None:
+    # Three dense steps: a step of which nothing is compressed, against an exchange of which all is, would tell nothing.
+    words = ["trainer.profile_every=2", "compression=topk", "compression.warmup_steps=3"]
+    run_in(pool, 2, tmp_path / "run", *SMALL, *words)
+    assert [record["step"] for record in metrics(tmp_path / "run", "overlap")] == [4, 6]
 
 
 def test_a_strategy_that_can_leave_out_no_communication_is_refused():

@@ -46,6 +46,14 @@ def test_a_profile_adds_up_and_leaves_a_trace_of_every_rank(tmp_path: Path, stra
     assert not (run_dir / "model.safetensors").exists(), "a profile trains nothing to keep"
 
 
+def test_a_profile_begins_past_a_compressors_warm_up(tmp_path: Path) -> None:
+    done = train(tmp_path, *PROFILE, *SMALL, "task.warmup=2", "compression=topk", "compression.warmup_steps=5")
+    assert done.code == 0, done.text
+    # 5 dense steps and a first compressed one instead of the 2, 2 in the trace, 1 + 4 by the clock.
+    [record] = metrics(done.run_dir(), "profile")
+    assert record["step"] == 6 + 2 + 5
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
