@@ -1,5 +1,6 @@
 """A compressor, in one process, that goes on from what another run of it, or of another, has kept."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -100,11 +101,16 @@ def test_a_step_is_remembered_in_the_place_of_the_one_before(
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_without_feedback_nothing_that_was_owed_is_carried_on(alone_in_the_world: None) -> None:
+def test_without_feedback_nothing_that_was_owed_is_carried_on(
+    alone_in_the_world: None, caplog: pytest.LogCaptureFixture
+) -> None:
     parameter = torch.zeros(8, 16)
     owing = after_steps(alone(TopK(0.1), parameter), parameter, 1)
     assert owing.metrics()["residual_norm"] > 0
     careless = alone(TopK(0.1, error_feedback=False), parameter)
-    careless.go_on_from([owing.tensors()], True, owing.plain())
+    with caplog.at_level(logging.INFO):
+        careless.go_on_from([owing.tensors()], True, owing.plain())
+    [line] = caplog.messages
+    assert "is left behind" in line
     assert not any(name.startswith("residual") for name in careless.tensors())
     assert "residual_norm" not in careless.metrics()
