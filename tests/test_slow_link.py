@@ -196,10 +196,11 @@ def test_processes_that_nothing_ends_are_told_of_and_not_waited_for(monkeypatch:
 @pytest.mark.usefixtures("hosts")
 def test_a_host_that_can_not_start_ends_the_one_that_has(tmp_path: Path) -> None:
     logs = [tmp_path / "first.log", tmp_path / "missing" / "second.log"]
+    before = psutil.Process().children()  # other tests' workers
     with TwoHosts(Link("unlimited", None)) as two:
         with pytest.raises(FileNotFoundError):
             two.run([["sleep", "600"], ["true"]], logs, tmp_path, dict(os.environ), 60)
-        assert not psutil.Process().children()
+        assert set(psutil.Process().children()) <= set(before)
 
 
 @pytest.mark.usefixtures("hosts")
